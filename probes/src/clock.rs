@@ -1,8 +1,8 @@
-//! From time stamps of hits to the time of day.
+//! Conversion of hits' time stamps to the time of day.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Nanoseconds from the beginning of 1970 until now.
+/// Returns the nanoseconds since the beginning of 1970.
 #[must_use]
 pub fn unix_ns_now() -> u64 {
     let since = SystemTime::now()
@@ -14,16 +14,16 @@ pub fn unix_ns_now() -> u64 {
 /// One moment on both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Clock {
-    /// Time stamp counter at one moment.
+    /// The time stamp counter.
     pub tsc: u64,
-    /// Nanoseconds since 1970 at that moment.
+    /// Nanoseconds since 1970 at the same moment.
     pub unix_ns: u64,
-    /// Ticks of the counter in a second.
+    /// The frequency of the counter in Hz.
     pub hz: u64,
 }
 
 impl Clock {
-    /// Both clocks now; `hz` are the ticks of time stamps in a second.
+    /// Reads both clocks now; `hz` is the frequency of time stamps.
     #[must_use]
     pub fn now(hz: u64) -> Self {
         let tsc = vmm::host_tsc();
@@ -34,7 +34,7 @@ impl Clock {
         }
     }
 
-    /// When the counter stood at `tsc`, in nanoseconds since 1970: not before, and as far as 64 bits go.
+    /// Returns the time of `tsc` in nanoseconds since 1970, limited to 64 bits and at least 0.
     #[must_use]
     pub fn unix_ns(&self, tsc: u64) -> u64 {
         let since = i128::from(tsc) - i128::from(self.tsc);

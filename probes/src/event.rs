@@ -1,28 +1,29 @@
-//! What one hit of one probe leaves behind: the words of a record in a ring, and the event made of them.
+//! Events: the words of a record in a ring, and the event decoded from them.
 //!
-//! The hit path writes a record with `Recorder`, word by word and without allocation; a consumer makes an [`Event`] of it. The caller
-//! knows what a probe's number stands for (the session that enabled it tells).
+//! The hit path writes a record with `Recorder`, word by word and without allocation. A consumer
+//! decodes it to an [`Event`]. The session that enabled a probe knows its number's meaning.
 //!
-//! Words: probe, vCPU, kind and flags; process and thread; program counter; how long each of the following parts is: arguments, name
-//! of the thread, kernel stack, user stack, strings (each its argument, length and state, then its bytes). The time stands beside
-//! the record in the ring.
+//! The words of a record are: probe, vCPU, kind and flags; process and thread; program counter; the
+//! lengths of the parts that follow. The parts are arguments, thread name, kernel stack, user
+//! stack, and strings (each its argument, length and state, then its bytes). The ring keeps the
+//! time beside the record.
 
 use crate::ring::{SlotWriter, Visit};
 
-/// Argument registers of a function (System V ABI), and of a system call.
+/// The number of argument registers of a function (System V ABI), and of a system call.
 pub const MAX_ARGUMENTS: usize = 6;
-/// Arguments of a static probe of a program, which are wherever its notes say.
+/// The number of arguments of a program's static probe; its notes say where they are.
 pub const MAX_STATIC_ARGUMENTS: usize = introspect::user::static_probes::MAX_ARGUMENTS;
-/// Bytes of a thread's name (`TASK_COMM_LEN` of Linux).
+/// The size of a thread's name in bytes (`TASK_COMM_LEN` of Linux).
 pub const COMM_LENGTH: usize = 16;
-/// Most frames of a stack in an event.
+/// The most frames of a stack in an event.
 pub const MAX_FRAMES: usize = 127;
-/// Most bytes of a string in an event.
+/// The most bytes of a string in an event.
 pub const MAX_STRING: usize = 1024;
 
-/// The process id of a hit that belongs to no process: interrupt context, or a guest without tasks.
+/// The process id of a hit without a process: in interrupt context, or in a guest without tasks.
 const NO_PROCESS: u32 = u32::MAX;
-/// Words before the parts.
+/// The number of words before the parts.
 pub const HEADER_WORDS: usize = 4;
 
 const VCPU_SHIFT: u32 = 32;
@@ -32,16 +33,16 @@ const USER_STACK_SHIFT: u32 = 16;
 const STRINGS_SHIFT: u32 = 24;
 const COMM_SHIFT: u32 = 32;
 
-/// What an event stands for.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// A function, or a system call, was entered.
+    /// A function or system call was entered.
     Entry,
-    /// It has returned.
+    /// A function or system call has returned.
     Return,
     /// An instruction inside a function, or a static probe, was reached.
     Point,
-    /// A timer's turn.
+    /// A timer has ticked.
     Tick,
 }
 
@@ -65,60 +66,61 @@ impl EventKind {
     }
 }
 
-/// How much of a string argument was read.
+/// The completeness of a string argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StringState {
-    /// All of it.
+    /// The whole string.
     Whole,
     /// The first bytes; more follow.
     Cut,
-    /// Its memory was not there, from the first byte on or after those given. At a function's entry it is read again at the
-    /// return, if that is traced.
+    /// Memory was missing, at the first byte or after the bytes read. A string that is missing at a
+    /// function's entry is read again at the return, if that is traced.
     Absent,
 }
 
-/// The text an argument points to.
+/// The string that an argument points to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArgumentText {
-    /// Number of the argument, from 0.
+    /// The number of the argument, from 0.
     pub argument: usize,
-    /// What was read of it, without the NUL.
+    /// The bytes read, without the NUL.
     pub bytes: Vec<u8>,
-    /// Whether that is all.
+    /// Whether the string is complete.
     pub state: StringState,
 }
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The session's number of the probe.
+    /// The number of the probe in its session.
     pub probe: u32,
-    /// What happened.
+    /// The kind of the event.
     pub kind: EventKind,
-    /// Index of the vCPU it happened on.
+    /// The index of the vCPU.
     pub vcpu: u16,
-    /// Time stamp counter at the hit, in ticks.
+    /// The time stamp counter at the hit, in ticks.
     pub tsc: u64,
-    /// Number of the process (the kernel's tgid, in the initial namespace; 0 is the idle task); `None` in interrupt context and in a
-    /// guest without tasks.
+    /// The number of the process (the kernel's tgid, in the initial namespace; 0 is the idle task).
+    /// `None` in interrupt context and in a guest without tasks.
     pub pid: Option<u32>,
-    /// Number of the thread (the kernel's pid).
+    /// The number of the thread (the kernel's pid).
     pub tid: Option<u32>,
-    /// Where the probe is: the function entered, the caller's next instruction at a return, the instruction interrupted by a timer.
+    /// The address of the function entered, of the caller's next instruction at a return, or of the
+    /// instruction that a timer interrupted.
     pub pc: u64,
-    /// Arguments that were asked for; at a return the value returned alone.
+    /// The captured arguments; at a return, the returned value only.
     pub arguments: Vec<u64>,
-    /// Name of the thread, NUL-padded, if asked for and known.
+    /// The thread's name, padded with NULs, if captured and known.
     pub comm: Option<[u8; COMM_LENGTH]>,
-    /// Return addresses in the kernel, innermost first, if asked for.
+    /// The return addresses in the kernel, innermost first, if captured.
     pub kernel_stack: Vec<u64>,
-    /// The same in the program.
+    /// The return addresses in the program, in the same way.
     pub user_stack: Vec<u64>,
-    /// Strings that arguments point to.
+    /// The strings that arguments point to.
     pub strings: Vec<ArgumentText>,
 }
 
-/// What every record starts with.
+/// The start of every record.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Header {
     pub(crate) probe: u32,
@@ -130,7 +132,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// The words of the header, `parts` with the lengths of what follows.
+    /// Returns the words of the header; `parts` has the lengths of what follows.
     #[inline(always)]
     fn words(&self, parts: u64) -> [u64; HEADER_WORDS] {
         let vcpu = self.vcpu as u64 & 0xffff;
@@ -143,7 +145,8 @@ impl Header {
         ]
     }
 
-    /// Adds the record of this and all of `arguments`; `None`, and nothing done, if it does not fit into a slot.
+    /// Adds the record of this header and all of `arguments`. Returns `None`, without effect, if it
+    /// does not fit into a slot.
     #[inline(always)]
     pub(crate) fn push_with<const N: usize>(
         &self,
@@ -154,7 +157,8 @@ impl Header {
     }
 }
 
-/// Writes one record into its slot. Parts come in the order of the methods; what does not fit is left out.
+/// A writer of one record into its slot. Parts come in the order of the methods. Values that do not
+/// fit are left out.
 pub(crate) struct Recorder<'w, 's> {
     slot: &'w mut SlotWriter<'s>,
     /// The word with the lengths of the parts.
@@ -163,12 +167,12 @@ pub(crate) struct Recorder<'w, 's> {
 
 impl<'w, 's> Recorder<'w, 's> {
     pub(crate) fn new(slot: &'w mut SlotWriter<'s>, header: &Header) -> Self {
-        // A slot has room for a header at least: see `Capture::words`.
+        // A slot has room for at least a header: see `Capture::words`.
         let _ = slot.push_all(&header.words(0));
         Self { slot, parts: 0 }
     }
 
-    /// The first `most` of these arguments, as many as there is room for.
+    /// Adds the first `most` of these arguments, as many as fit.
     pub(crate) fn arguments(&mut self, arguments: &[u64], most: usize) {
         let kept = arguments.get(..most).unwrap_or(arguments);
         self.parts |= self.slot.push_words(kept) as u64 & 0xff;
@@ -223,7 +227,7 @@ impl<'w, 's> Recorder<'w, 's> {
         self.parts += 1 << STRINGS_SHIFT;
     }
 
-    /// Ends the record.
+    /// Completes the record.
     #[inline]
     pub(crate) fn finish(self) {
         self.slot.set(HEADER_WORDS - 1, self.parts);
@@ -231,7 +235,7 @@ impl<'w, 's> Recorder<'w, 's> {
 }
 
 impl Event {
-    /// The event of a record and its time; `None` if the words are none.
+    /// Decodes a record with its time; `None` if the words are invalid.
     #[must_use]
     pub fn decode(tsc: u64, words: &[u64]) -> Option<Self> {
         let (header, rest) = words.split_at_checked(HEADER_WORDS)?;
@@ -281,7 +285,7 @@ impl Event {
         })
     }
 
-    /// The thread's name without its padding; empty if it was not asked for.
+    /// Returns the thread's name without its padding; empty if it was not captured.
     #[must_use]
     pub fn comm(&self) -> &[u8] {
         let bytes = self.comm.as_ref().map_or(&[][..], |comm| comm);

@@ -1,8 +1,8 @@
-//! JSON text (RFC 8259) of strings.
+//! JSON strings (RFC 8259).
 
 use std::fmt::Write as _;
 
-/// A JSON string (section 7). Bytes that are no UTF-8 become U+FFFD.
+/// Encodes a JSON string (section 7). Bytes that are not UTF-8 become U+FFFD.
 pub(crate) fn string(text: &[u8]) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -14,7 +14,7 @@ pub(crate) fn string(text: &[u8]) -> String {
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
             control if control < ' ' => {
-                // writing to a String cannot fail
+                // Writing to a String cannot fail.
                 let _ = write!(out, "\\u{:04x}", u32::from(control));
             }
             other => out.push(other),

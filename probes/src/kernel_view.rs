@@ -1,8 +1,8 @@
-//! What a tracer must know of the running kernel, put together once.
+//! The facts about the running kernel that a tracer needs, collected once.
 //!
-//! The caller brings the kernel's image and a paused guest that has booted far enough to have its final entry points;
-//! before that the constructor says so. The view stays right as long as the guest runs the same kernel. It holds
-//! no machine and can be kept by anyone.
+//! The caller provides the kernel's image and a paused guest. The guest must have booted far enough
+//! to have its final entry points; before that the constructor fails. The view is valid as long as
+//! the guest runs the same kernel. It holds no machine.
 
 use crate::syscall_entry::{FUNCTIONS, REGISTERS, SystemCallRegisters};
 use std::ops::Range;
@@ -30,48 +30,50 @@ const KERNEL_TABLES: &str = "init_top_pgt";
 
 /// A running kernel.
 pub struct KernelView {
-    /// Its symbols where they stand in the guest, slide included.
+    /// The symbols at their addresses in the guest, slide included.
     pub symbols: Symbols,
-    /// Its types, if the image carries them.
+    /// The types, if the image has them.
     pub btf: Option<Btf>,
-    /// Its modules that were loaded when this was made; none where the kernel does not tell of them.
+    /// The modules that were loaded when the view was made; none if they cannot be read.
     pub modules: LoadedModules,
-    /// Where its tasks stand, if symbols and types tell.
+    /// The layout of tasks, if symbols and types define it.
     pub tasks: Option<TaskLayout>,
     /// Page tables that map the kernel for as long as it runs.
     pub space: AddressSpace,
-    /// Whether [`space`](Self::space) is the kernel's own and stays as long as it runs. If the kernel names no such
-    /// tables it is a process's, which the guest may free.
+    /// Whether [`space`](Self::space) is the kernel's own, valid as long as it runs. If no symbol
+    /// names such tables, it is a process's, which the guest may free.
     pub space_lasts: bool,
-    /// Which argument of `do_syscall_64` is the address of `pt_regs`, where the kernel's code tells.
+    /// The argument of `do_syscall_64` that is the address of `pt_regs`, if the kernel's code shows
+    /// it.
     pub(crate) system_call_registers: Option<usize>,
-    /// First of the addresses at which the image's functions are gone.
+    /// The first address from which the image's functions are freed.
     freed_from: Option<u64>,
-    /// Why [`btf`](Self::btf) or [`tasks`](Self::tasks) is missing, for the user.
+    /// The reason that [`btf`](Self::btf) or [`tasks`](Self::tasks) is missing, for the user.
     pub missing: Option<String>,
 }
 
-/// The running kernel cannot be made out.
+/// An error of examining the running kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelViewError {
-    /// A vCPU's registers.
+    /// The vCPU's registers cannot be read.
     #[error("the registers of vCPU 0 cannot be read: it has ended")]
     NoVcpu,
-    /// Its page tables.
+    /// The kernel's page tables are not mapped.
     #[error(
         "the kernel's page tables ({KERNEL_TABLES} at {address}) are not mapped on vCPU 0: {source}"
     )]
     PageTables {
-        /// Where the symbol says they are.
+        /// The address by the symbol.
         address: Gva,
-        /// What the page walk said.
+        /// The error of the page walk.
         source: TranslateError,
     },
 }
 
 impl KernelView {
-    /// The kernel of a paused Linux guest: its types, or why there are none, and the symbols and page tables that
-    /// [`running_symbols`] and [`kernel_space`] give.
+    /// Creates the view of a paused Linux guest's kernel. `types` are its types, or the reason that
+    /// there are none. Symbols and page tables are those of [`running_symbols`] and
+    /// [`kernel_space`].
     #[must_use]
     pub fn new(
         types: Result<Btf, String>,
@@ -92,8 +94,8 @@ impl KernelView {
         view
     }
 
-    /// A kernel whose place and page tables are known; `symbols` have their slide. What is missing of types
-    /// and tasks is told in [`missing`](Self::missing).
+    /// Creates the view of a kernel with known addresses and page tables; `symbols` include the
+    /// slide. [`missing`](Self::missing) is set if types or tasks are not available.
     #[must_use]
     pub fn with_types(types: Result<Btf, String>, symbols: Symbols, space: AddressSpace) -> Self {
         let mut view = Self::without_types(symbols, space);
@@ -112,7 +114,8 @@ impl KernelView {
         self.btf = Some(btf);
     }
 
-    /// A kernel of which only names are known, or one that has no tasks: all its events belong to no process.
+    /// Creates the view of a kernel with known names only, or without tasks. None of its events
+    /// belongs to a process.
     #[must_use]
     pub fn without_types(symbols: Symbols, space: AddressSpace) -> Self {
         Self {
@@ -128,37 +131,37 @@ impl KernelView {
         }
     }
 
-    /// Returns whether the kernel has freed its image's function at `address`, which runs at boot only: other things are in
-    /// its memory.
+    /// Checks whether the kernel has freed its image's function at `address`, which runs at boot
+    /// only. Its memory then has other uses.
     #[must_use]
     pub fn has_freed(&self, address: u64) -> bool {
         self.freed_from.is_some_and(|start| address >= start)
     }
 
-    /// Returns the functions of the kernel's image that are still there, ascending.
+    /// Returns the functions of the kernel's image that are not freed, ascending.
     pub fn text_functions(&self) -> impl Iterator<Item = Function<'_>> {
         let functions = self.symbols.text_functions();
         functions.filter(|function| !self.has_freed(function.symbol.address))
     }
 
-    /// Returns the view of a kernel that never gives up the page tables in [`space`](Self::space), though it names
-    /// none: one with a single set of them.
+    /// Returns the view with [`space`](Self::space) marked as lasting, for a kernel with a single
+    /// set of page tables that no symbol names.
     #[must_use]
     pub fn with_lasting_space(mut self) -> Self {
         self.space_lasts = true;
         self
     }
 
-    /// Bytes the kernel runs above its link address.
+    /// Returns the distance in bytes of the kernel above its link address.
     #[must_use]
     pub fn slide(&self) -> u64 {
         self.symbols.slide()
     }
 
-    /// The kernel's text: `_stext` to `_etext`.
+    /// Returns the range of the kernel's text: `_stext` to `_etext`.
     ///
     /// # Errors
-    /// If the symbols are not there or out of order.
+    /// If the symbols are missing or out of order.
     pub fn text(&self) -> Result<Range<u64>, TextHashError> {
         let [start, end] = ["_stext", "_etext"].map(|name| self.symbols.address_of(name));
         match (start, end) {
@@ -167,7 +170,7 @@ impl KernelView {
         }
     }
 
-    /// SHA-256 of the kernel's text as it stands in the memory of the paused guest.
+    /// Returns the SHA-256 of the kernel's text in the memory of the paused guest.
     ///
     /// # Errors
     /// If the text's bounds are not known or it cannot be read.
@@ -179,8 +182,8 @@ impl KernelView {
         hash_text(machine.ram(), self.space, self.text()?)
     }
 
-    /// Returns the first state of the system in which code that runs at boot only is gone, if its types tell: a state of its own
-    /// since Linux 5.16.
+    /// Returns the first state of the system in which boot-only code is freed, if the types define
+    /// it. Since Linux 5.16 that is a state of its own.
     fn running_state(&self) -> Option<i64> {
         let btf = self.btf.as_ref()?;
         ["SYSTEM_FREEING_INITMEM", "SYSTEM_RUNNING"]
@@ -188,7 +191,7 @@ impl KernelView {
             .find_map(|state| btf.enumerator(&format!("system_states.{state}")).ok())
     }
 
-    /// How many argument registers the function `name` takes, if BTF tells.
+    /// Returns the number of argument registers of the function `name`, if BTF has it.
     #[must_use]
     pub fn argument_registers(&self, name: &str) -> Option<usize> {
         let prototype = self.btf.as_ref()?.func_proto_args(name).ok()?;
@@ -208,7 +211,8 @@ impl KernelView {
     }
 }
 
-/// The symbols of the image where they stand in a paused Linux guest; `linked` are at their link addresses. Reads vCPU 0.
+/// Returns the image's symbols at their addresses in a paused Linux guest; `linked` has the link
+/// addresses. Reads vCPU 0.
 ///
 /// # Errors
 /// If the guest does not (yet) run this kernel.
@@ -230,10 +234,11 @@ pub fn running_symbols(
     Ok(linked.with_slide(slide::find(linked, live)?))
 }
 
-/// Page tables that map the kernel for as long as it runs; `symbols` are those that [`running_symbols`] gives. Reads vCPU 0.
+/// Returns page tables that map the kernel for as long as it runs; `symbols` are those of
+/// [`running_symbols`]. Reads vCPU 0.
 ///
 /// # Errors
-/// If the kernel's own page tables are not to be found.
+/// If the kernel's own page tables cannot be found.
 pub fn kernel_space(
     symbols: &Symbols,
     machine: &Machine,
@@ -245,7 +250,8 @@ pub fn kernel_space(
     kernel_tables(machine.ram(), registers.address_space(), symbols)
 }
 
-/// The modules of a paused guest. What cannot be read of them is missing: their functions are then unknown by name.
+/// Reads the modules of a paused guest. Unreadable parts are left out: functions there have no
+/// names.
 fn loaded_modules(
     btf: &Btf,
     symbols: &Symbols,
@@ -264,11 +270,12 @@ fn loaded_modules(
     loaded
 }
 
-/// Returns where the functions begin that the kernel has freed, which are the last in its image (arch/x86/kernel/vmlinux.lds.S);
-/// `None` if they are still there, or if that is not known.
+/// Returns the address from which the kernel has freed its functions, which are the last in its
+/// image (arch/x86/kernel/vmlinux.lds.S). `None` if they are not freed, or if that is not known.
 ///
-/// By its state it has freed them, or is about to (`kernel_init`, init/main.c). A kernel whose state cannot be read shows it by its
-/// page tables: freed pages are not executed (`free_init_pages`, arch/x86/mm/init.c).
+/// From a certain state on, the kernel has freed them or is about to (`kernel_init`, init/main.c).
+/// If the state cannot be read, the page tables show it: freed pages are not executable
+/// (`free_init_pages`, arch/x86/mm/init.c).
 fn freed_from(view: &KernelView, memory: &impl PhysicalMemory) -> Option<u64> {
     let start = view.symbols.address_of("_sinittext")?;
     let state = view.symbols.address_of("system_state");
@@ -280,7 +287,7 @@ fn freed_from(view: &KernelView, memory: &impl PhysicalMemory) -> Option<u64> {
     is_freed.then_some(start)
 }
 
-/// Page tables for the kernel which stay when the process that happens to run now ends, if the kernel names them.
+/// Returns page tables for the kernel that outlive the current process, if a symbol names them.
 fn kernel_tables(
     memory: &impl PhysicalMemory,
     live: AddressSpace,
@@ -290,7 +297,7 @@ fn kernel_tables(
         return Ok(live);
     };
     let found = translate(memory, live, address)
-        // In user mode with page table isolation this data is not mapped.
+        // This data is not mapped in user mode with page table isolation.
         .or_else(|_| translate(memory, live.isolated_kernel_view(), address))
         .map_err(|source| KernelViewError::PageTables { address, source })?;
     Ok(AddressSpace {
@@ -350,7 +357,8 @@ mod tests {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
         let empty = memory.address_space(4);
         let live = memory.address_space(4);
-        // The two tables of an isolated process stand side by side: even page kernel, odd page user.
+        // The two tables of an isolated process are adjacent: the even page is the kernel's, the
+        // odd page the user's.
         assert_eq!((empty.root.0, live.root.0), (0x10_0000, 0x10_1000));
         memory.map(empty, TABLES, 0x18_0000, 4096, Flags::default());
         let names = symbols(&[(KERNEL_TABLES, TABLES)]);

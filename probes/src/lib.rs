@@ -1,18 +1,21 @@
 //! Probes, the hit path, event rings and trace formats.
 //!
-//! The caller owns the machine ([`vmm::Machine`]) and the threads that read events; it hands the machine's handle and a
-//! [`kernel_view::KernelView`] to an engine, makes sessions, drains them, and drops them before the machine goes. This crate
-//! decides where traps stand and what is kept of a hit. It opens no files and knows no terminals.
+//! The caller owns the machine ([`vmm::Machine`]) and the threads that read events. It passes the
+//! machine's handle and a [`kernel_view::KernelView`] to an engine, creates sessions and drains
+//! them. It drops them before the machine. This crate decides where traps are armed and what a hit
+//! records. It opens no files and no terminals.
 //!
-//! * [`name`], [`probe`], [`provider`]: what can be probed, and what it is called.
-//! * [`engine`]: probes put into the guest, the hit path, sessions.
-//! * [`event`], [`ring`], [`merge`]: what one hit leaves behind, and how it gets off the vCPU's thread in time order.
-//!   [`clock`]: what time of day it was.
-//! * [`kernel_view`]: what the engine must know of the running kernel.
-//! * [`bt`]: scripts, in the language of bt(5) and bpftrace. [`dt`]: the device dt(4), for clients that know OpenBSD's.
-//! * [`trace`]: the device trace(3), with its text ([`trace_line`]). [`ptrace`]: the device ptrace(3). [`port`]: their files, as others see them.
-//!   [`render`], [`trace_render`], [`ptrace::render`]: other formats of what they give.
-//! * [`text_hash`]: proof that nothing of us is left in the guest.
+//! * [`name`], [`probe`], [`provider`]: probes and their names.
+//! * [`engine`]: probes armed in the guest, the hit path, sessions.
+//! * [`event`], [`ring`], [`merge`]: records of hits, and their way off the vCPU's thread in time
+//!   order. [`clock`]: their time of day.
+//! * [`kernel_view`]: the engine's facts about the running kernel.
+//! * [`bt`]: scripts, in the language of bt(5) and bpftrace. [`dt`]: the device dt(4), for
+//!   OpenBSD's clients.
+//! * [`trace`]: the device trace(3), with its text ([`trace_line`]). [`ptrace`]: the device
+//!   ptrace(3). [`port`]: their files, for clients. [`render`], [`trace_render`],
+//!   [`ptrace::render`]: other formats of their output.
+//! * [`text_hash`]: proof that the guest's text was restored.
 #![forbid(unsafe_code)]
 
 pub mod bt;

@@ -1,28 +1,29 @@
-//! Taking records out of several rings in the order of their time stamps.
+//! Drains records from several rings in the order of their time stamps.
 //!
-//! The caller owns the rings and is their only reader. Guaranteed: what one call gives, and what all calls give one
-//! after the other, is ascending in time, provided that all rings and `clock` use one clock which never goes
-//! back on a thread and agrees between CPUs (the invariant time stamp counter of one machine, to within
-//! the few nanoseconds that a processor may read it early). Records of one ring keep their order, also at equal times;
-//! rings at equal times go by their position.
+//! The caller owns the rings and is their only reader. Within one call and across calls, records
+//! are in ascending order of time. This requires that all rings and `clock` use one clock, which
+//! never goes back on a thread and agrees between CPUs. The invariant time stamp counter of one
+//! machine does so, to within the few nanoseconds that a processor may read it early. Records of
+//! one ring keep their order, also at equal times. At equal times, rings are ordered by position.
 //!
-//! What a hit that is being recorded right now may still put in between stays in its ring until the next call. Once the
-//! pushers rest, one call takes everything.
+//! Records that a hit in progress may still precede stay in their rings until the next call. When
+//! the pushers are idle, one call drains everything.
 
 use std::borrow::Borrow;
 
 use crate::ring::Ring;
 
-/// Takes all records that no record to come can precede; gives how many.
+/// Drains all records that no later record can precede. Returns their number.
 ///
-/// `each` gets the position of a record's ring in `rings`, the record's time, and its words.
+/// `each` is called with the position of a record's ring in `rings`, the record's time, and its
+/// words.
 pub fn drain_in_order<R: Borrow<Ring>>(
     rings: &[R],
     clock: impl Fn() -> u64,
     mut each: impl FnMut(usize, u64, &[u64]),
 ) -> usize {
     let now = clock();
-    // First the horizon, then the rings: a hit that has ended by the former shows in the latter.
+    // The horizon is read before the rings: a hit that has ended by then is visible in its ring.
     let horizon = rings
         .iter()
         .map(|ring| ring.borrow().horizon(now))
@@ -69,7 +70,7 @@ mod tests {
         assert!(rings[ring].visit(|| time).push(&[time + ring as u64]));
     }
 
-    /// What a call at time 100 gives: rings and times.
+    /// Returns the rings and times of the records drained at time 100.
     fn drained(rings: &[Ring]) -> Vec<(usize, u64)> {
         let mut out = Vec::new();
         let taken = drain_in_order(
@@ -165,7 +166,8 @@ mod tests {
 
 #[cfg(all(test, loom))]
 mod loom_model {
-    //! Draining under every order of events that the memory model permits: run with `--cfg loom`.
+    //! Tests of draining under every order of events that the memory model permits: run with `--cfg
+    //! loom`.
     #![allow(clippy::unwrap_used)]
 
     use loom::sync::Arc;
@@ -174,8 +176,8 @@ mod loom_model {
     use super::*;
     use crate::sync::{AtomicU64, Ordering};
 
-    /// One ring holds a record of time 1 from the start, which any call may take that finds the clock at 1; a hit
-    /// on the other ring must not come after it with time 0.
+    /// One ring holds a record of time 1 from the start, which a call may take when the clock is at
+    /// 1. A hit on the other ring must not come after it with time 0.
     #[test]
     fn draining_while_a_hit_is_recorded_never_goes_back_in_time() {
         loom::model(|| {

@@ -1,24 +1,27 @@
-//! Names of probes: DTrace's four parts `provider:module:function:name`, and patterns over them.
+//! Names of probes, DTrace's four parts `provider:module:function:name`, and patterns for them.
 //!
-//! A pattern may leave out parts from the left as D does, with two differences that people know from bpftrace and bt(5): with three
-//! parts the module is the one left out, and with two the name is, too (`kprobe:vfs_read`, `tracepoint:sched:sched_switch`). An empty
-//! part matches anything; `*`, `?` and `[...]` match as in a shell. Sources: dtrace(1), dt(4), SDT(9).
+//! A pattern may omit parts from the left, as in D, with two differences known from bpftrace and
+//! bt(5). With three parts the module is omitted. With two parts the name is omitted as well
+//! (`kprobe:vfs_read`, `tracepoint:sched:sched_switch`). An empty part matches everything; `*`, `?`
+//! and `[...]` match as in a shell.
+//!
+//! Sources: dtrace(1), dt(4), SDT(9).
 
 use std::fmt;
 
-/// Longest pattern, in bytes.
+/// The length of the longest pattern in bytes.
 const LONGEST: usize = 1024;
 
 /// The name of one probe.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProbeName {
-    /// `kprobe`, `syscall`, `pid42`.
+    /// The provider: `kprobe`, `syscall`, `pid42`.
     pub provider: String,
-    /// `vmlinux`, the name of a kernel module or of a program's file; may be empty.
+    /// `vmlinux`, or the name of a kernel module or of a program's file; may be empty.
     pub module: String,
-    /// The function; of tracepoints the system, of timers the unit.
+    /// The function; for a tracepoint its system, for a timer its unit.
     pub function: String,
-    /// `entry`, `return`, an offset; of tracepoints the event, of timers the rate.
+    /// `entry`, `return` or an offset; for a tracepoint its event, for a timer its rate.
     pub name: String,
 }
 
@@ -35,7 +38,7 @@ impl fmt::Display for ProbeName {
 }
 
 impl ProbeName {
-    /// Of four parts.
+    /// Creates a name of four parts.
     #[must_use]
     pub fn new(provider: &str, module: &str, function: &str, name: &str) -> Self {
         Self {
@@ -47,23 +50,23 @@ impl ProbeName {
     }
 }
 
-/// Text that is no pattern of probes.
+/// The reason that a text is no pattern of probes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// Nothing in it.
+    /// The text is empty.
     #[error(
         "an empty probe name; write provider:module:function:name, such as kprobe::vfs_read:entry"
     )]
     Empty,
-    /// More parts than there are.
+    /// The text has too many parts.
     #[error("{text:?} has {found} parts; a probe has four: provider:module:function:name")]
     Parts {
-        /// What was given.
+        /// The text.
         text: String,
-        /// Its parts.
+        /// The number of its parts.
         found: usize,
     },
-    /// Longer than any probe.
+    /// The text is too long.
     #[error("a probe name of {found} bytes; {LONGEST} are the most")]
     Long {
         /// Its length.
@@ -71,10 +74,10 @@ pub enum PatternError {
     },
 }
 
-/// A pattern that probes match or not.
+/// A pattern for the names of probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbePattern {
-    /// The text it was made of.
+    /// The text that was parsed.
     pub text: String,
     /// See [`ProbeName::provider`].
     pub provider: String,
@@ -87,10 +90,10 @@ pub struct ProbePattern {
 }
 
 impl ProbePattern {
-    /// Reads one to four parts. One part alone is a function (`vfs_read`).
+    /// Parses one to four parts. A single part is a function (`vfs_read`).
     ///
     /// # Errors
-    /// If there is nothing, or too much.
+    /// If the text is empty, too long or has too many parts.
     pub fn parse(text: &str) -> Result<Self, PatternError> {
         if text.len() > LONGEST {
             return Err(PatternError::Long { found: text.len() });
@@ -108,7 +111,7 @@ impl ProbePattern {
             [function] => Ok(of("", "", function, "")),
             ["kretprobe" | "kr", function] => Ok(of("kprobe", "", function, "return")),
             ["kprobe" | "k", function] => Ok(of("kprobe", "", function, "entry")),
-            // A timer has no function: `profile:97` is the rate alone.
+            // A timer has no function: `profile:97` has only a rate.
             [provider @ ("profile" | "interval"), name] => Ok(of(provider, "", "", name)),
             [provider, function] => Ok(of(provider, "", function, "")),
             ["uprobe" | "u", file, function] => Ok(of("uprobe", file, function, "entry")),
@@ -124,7 +127,7 @@ impl ProbePattern {
         }
     }
 
-    /// Whether a probe of this name is meant.
+    /// Checks whether the pattern matches a name.
     #[must_use]
     pub fn matches(&self, probe: &ProbeName) -> bool {
         matches_part(&self.provider, &probe.provider)
@@ -133,13 +136,13 @@ impl ProbePattern {
             && matches_part(&self.name, &probe.name)
     }
 
-    /// Whether any probe of this provider may match.
+    /// Checks whether probes of this provider can match.
     #[must_use]
     pub fn matches_provider(&self, provider: &str) -> bool {
         matches_part(&self.provider, provider)
     }
 
-    /// Whether it names a function, system call or event, not a pattern of them.
+    /// Checks whether the pattern names a single function, system call or event.
     #[must_use]
     pub fn is_one(&self) -> bool {
         let part = match self.provider.as_str() {
@@ -149,7 +152,7 @@ impl ProbePattern {
         Self::is_exact(part)
     }
 
-    /// Whether a part is a name and no pattern.
+    /// Checks whether a part is a plain name without wildcards.
     #[must_use]
     pub fn is_exact(part: &str) -> bool {
         !part.is_empty() && !part.contains(['*', '?', '['])
@@ -162,13 +165,14 @@ impl fmt::Display for ProbePattern {
     }
 }
 
-/// Whether `name` matches one part of a pattern; an empty one matches all.
+/// Checks whether `name` matches one part of a pattern; an empty part matches everything.
 #[must_use]
 pub fn matches_part(pattern: &str, name: &str) -> bool {
     pattern.is_empty() || glob(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Shell matching. Goes back to the last `*` only, so that time is bounded by the product of the lengths.
+/// Matches as a shell does. It backtracks to the last `*` only, so the time is bounded by the
+/// product of the lengths.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -200,7 +204,8 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
     pattern.iter().skip(p).all(|byte| *byte == b'*')
 }
 
-/// Length of the `[...]` that `pattern` starts with, if `byte` is in it. Without an end it is a bracket.
+/// Returns the length of the `[...]` at the start of `pattern` if it contains `byte`. Without a
+/// closing bracket it is a plain `[`.
 fn class(pattern: &[u8], byte: Option<u8>) -> Option<usize> {
     let byte = byte?;
     let negated = matches!(pattern.get(1), Some(b'!' | b'^'));

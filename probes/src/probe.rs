@@ -1,4 +1,4 @@
-//! A probe: its name, what it gives, and where it is. Providers make them, sessions enable them.
+//! Probes: name, signature and target. Providers create them, sessions enable them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,60 +10,60 @@ use introspect::{Gpa, Gva};
 use crate::event::EventKind;
 use crate::name::ProbeName;
 
-/// An argument, as the guest's types describe it.
+/// An argument according to the guest's types.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Argument {
-    /// Its name; may be empty.
+    /// The name; may be empty.
     pub name: String,
-    /// Its type, as C writes it.
+    /// The type in C notation.
     pub type_name: String,
-    /// Whether it points to text that is there when the function is entered.
+    /// Whether it points to a string that is present at the function's entry.
     pub is_string: bool,
-    /// The type that a translator makes of it for scripts, if the probe declares one.
+    /// The type that a translator converts it to for scripts, if the probe declares one.
     pub translated: Option<String>,
 }
 
-/// What a probe gives.
+/// The arguments and result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Signature {
-    /// Its arguments, in order; at a return those of the call.
+    /// The arguments in order; at a return, those of the call.
     pub arguments: Vec<Argument>,
-    /// At a return the type of the value.
+    /// The type of the returned value, at a return.
     pub returns: Option<String>,
 }
 
 /// A probe that can be enabled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
-    /// Its name.
+    /// The name.
     pub name: ProbeName,
-    /// What it gives, if that is known.
+    /// The signature, if known.
     pub signature: Option<Signature>,
-    /// Where it is.
+    /// The target.
     pub target: Target,
 }
 
 impl Probe {
-    /// What its events are.
+    /// Returns the kind of its events.
     #[must_use]
     pub fn kind(&self) -> EventKind {
         self.target.kind()
     }
 }
 
-/// Which moment of a function's run.
+/// A moment in the run of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Moment {
-    /// It is entered.
+    /// The function's entry.
     Entry,
-    /// It returns.
+    /// The function's return.
     Return,
-    /// The instruction at the target's address is about to be executed.
+    /// The moment before the instruction at the target's address is executed.
     Point,
 }
 
 impl Moment {
-    /// As the last part of a name.
+    /// Returns the last part of a probe's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -74,106 +74,107 @@ impl Moment {
     }
 }
 
-/// Where a probe is.
+/// The target of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// In the kernel's text, or a module's.
+    /// The text of the kernel or a module.
     Kernel {
-        /// First byte of the function, or the instruction.
+        /// The address of the function or instruction.
         address: Gva,
-        /// When.
+        /// The moment.
         moment: Moment,
     },
     /// A system call.
     SystemCall {
-        /// Its number.
+        /// The number.
         number: u32,
         /// Entry or return.
         moment: Moment,
     },
-    /// In a program's or library's text, by its bytes in the page cache.
+    /// The text of a program or library, by its bytes in the page cache.
     User {
         /// The text.
         text: UserText,
-        /// When.
+        /// The moment.
         moment: Moment,
     },
     /// A static probe of a program or library, at all its sites in one file.
     Static(StaticText),
     /// A tracepoint of the kernel.
     Tracepoint(TracepointText),
-    /// A timer of the host's.
+    /// A timer on the host's clock.
     Timer {
-        /// Time between two ticks.
+        /// The time between two ticks.
         period: Duration,
-        /// On each vCPU, not on the first alone.
+        /// Whether it ticks on each vCPU, or on the first only.
         every_vcpu: bool,
     },
 }
 
-/// Where a tracepoint is in the kernel's text.
+/// The places of a tracepoint in the kernel's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracepointText {
-    /// The branches that are trapped, and where each leads.
+    /// The branches with traps, and their targets.
     pub sites: Vec<(Gva, Gva)>,
-    /// All branches of the tracepoint, which are taken on the way to its call.
+    /// All branches of the tracepoint and their targets, taken on the way to its call.
     pub branches: Vec<(Gva, Gva)>,
-    /// The functions that are called for those who listen.
+    /// The functions that call the listeners.
     pub calls: Vec<Gva>,
-    /// The instructions that call them, as far as the sites were followed. The guest writes over these where its listeners change: what they
-    /// call in the meantime may be none of `calls`.
+    /// The instructions that call these functions, as far as the sites were followed. The guest
+    /// writes over them if its listeners change. Until then, their targets need not be in `calls`.
     pub call_sites: Vec<Gva>,
-    /// Where the pointer to those who listen stands.
+    /// The address of the pointer to the listeners.
     pub listeners: Gva,
-    /// The tracepoint's own structure: memory that is there, in place of those who listen.
+    /// The tracepoint's own structure: mapped memory that stands in for listeners.
     pub structure: Gva,
 }
 
 /// A place in a program's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserText {
-    /// The file's path, as its mappings show it.
+    /// The path of the file in its mappings.
     pub path: String,
-    /// Its place in the guest's page cache.
+    /// The file in the guest's page cache.
     pub file: CachedFile,
-    /// Offset in the file, in bytes.
+    /// The offset in the file in bytes.
     pub offset: u64,
-    /// Where the byte stands now; `None` if its page is not in memory: the trap then waits for it.
+    /// The current physical address; `None` if the page is not in memory. The trap then waits for
+    /// it.
     pub physical: Option<Gpa>,
-    /// What stands there: a whole instruction at least; empty if it is not in memory.
+    /// The code there: at least a whole instruction; empty if it is not in memory.
     pub code: Vec<u8>,
 }
 
-/// Where a static probe is in a file.
+/// The places of a static probe in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticText {
-    /// The process that it is meant in; `None` for all.
+    /// The process that is probed; `None` for all.
     pub process: Option<i32>,
-    /// Its sites: at least one.
+    /// The sites; at least one.
     pub sites: Vec<StaticPlace>,
-    /// Counters that the program looks at to know whether anybody listens.
+    /// Counters that the program checks for listeners.
     pub semaphores: Vec<SemaphoreText>,
 }
 
 /// One site of a static probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticPlace {
-    /// The text.
+    /// The place in the text.
     pub text: UserText,
-    /// Its link-time address.
+    /// The link-time address.
     pub address: u64,
-    /// Where its arguments stand.
+    /// The locations of the arguments.
     pub arguments: Arc<[SiteArgument]>,
 }
 
-/// A counter of listeners, of two bytes, in the data of a program or library.
+/// A counter of listeners, two bytes in the data of a program or library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SemaphoreText {
-    /// The file's path, as its mappings show it.
+    /// The path of the file in its mappings.
     pub path: String,
-    /// Its place in the guest's page cache.
+    /// The file in the guest's page cache.
     pub file: CachedFile,
-    /// Offset in the file, in bytes.
+    /// The offset in the file in bytes.
     pub offset: u64,
 }
 

@@ -1,12 +1,12 @@
-//! A table that is as large as it may be and no larger: when it is full, the entries that were used longest ago go.
+//! A table of bounded size: when it is full, the least recently used entries are removed.
 //!
-//! Readers of a stream keep something for each process that they see. Numbers of processes are the guest's, or those of a file
-//! from anywhere, so what is kept has a bound.
+//! Readers of a stream keep data for each process that they see. The process numbers come from the
+//! guest, or from any file, so the data must be bounded.
 
 use std::collections::BTreeMap;
 use std::mem;
 
-/// At most `most` entries.
+/// A table of at most `most` entries.
 #[derive(Debug)]
 pub(crate) struct Recent<K, V> {
     most: usize,
@@ -21,7 +21,7 @@ struct Entry<V> {
 }
 
 impl<K: Ord + Copy, V> Recent<K, V> {
-    /// An empty table for `most` entries, two at least.
+    /// Creates an empty table for `most` entries, at least two.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             most: most.max(2),
@@ -30,18 +30,18 @@ impl<K: Ord + Copy, V> Recent<K, V> {
         }
     }
 
-    /// The entry of `key`, if there is one. This is no use of it.
+    /// Returns the entry of `key`, if there is one. This does not count as a use.
     pub(crate) fn get(&self, key: K) -> Option<&V> {
         self.entries.get(&key).map(|entry| &entry.value)
     }
 
-    /// The same, to change it.
+    /// Returns the entry of `key` for a change, in the same way.
     pub(crate) fn get_mut(&mut self, key: K) -> Option<&mut V> {
         self.entries.get_mut(&key).map(|entry| &mut entry.value)
     }
 
-    /// Uses the entry of `key`, which is made if there is none. Where the table is full then, half of it goes unseen: see
-    /// [`make_room`](Self::make_room).
+    /// Returns the entry of `key`, created if there is none, and counts a use. If the table is
+    /// full, half of its entries are lost: see [`make_room`](Self::make_room).
     pub(crate) fn of(&mut self, key: K, new: impl FnOnce() -> V) -> &mut V {
         self.make_room(key);
         self.uses += 1;
@@ -54,7 +54,7 @@ impl<K: Ord + Copy, V> Recent<K, V> {
         &mut entry.value
     }
 
-    /// If `key` is new and the table is full, takes out the half that was used longest ago.
+    /// Removes and returns the least recently used half if `key` is new and the table is full.
     pub(crate) fn make_room(&mut self, key: K) -> Vec<(K, V)> {
         if self.entries.len() < self.most || self.entries.contains_key(&key) {
             return Vec::new();
@@ -71,7 +71,7 @@ impl<K: Ord + Copy, V> Recent<K, V> {
             .collect()
     }
 
-    /// All values, by key, to change them. This is no use of them.
+    /// Returns all values by key, for a change. This does not count as a use.
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         self.entries.values_mut().map(|entry| &mut entry.value)
     }

@@ -1,22 +1,24 @@
-//! What makes other formats of a device's stream.
+//! The interface of renderers, which convert a device's stream to other formats.
 
 use std::io::{self, Write};
 
-/// Makes one format of records of one kind, as they come.
+/// A renderer of one format, for records of one kind as they arrive.
 ///
-/// Order: [`record`](Self::record) for each record of the stream, then [`finish`](Self::finish) once. What is written before `finish` is part
-/// of the whole already; formats of lines are whole after each record. To go on in another file, finish this renderer and make another: what
+/// Call [`record`](Self::record) for each record of the stream, then [`finish`](Self::finish) once.
+/// Output before `finish` is already part of the whole. Formats of lines are complete after each
+/// record. To continue in another file, finish this renderer and create another. Whatever is open
+/// is closed in the first, and begins anew in the second.
 /// is open is closed in the first, and begins anew.
 pub trait Render<T> {
-    /// Writes what can be written after this record.
+    /// Writes the output that this record permits.
     ///
     /// # Errors
-    /// Those of `out`; nothing sensible can follow then.
+    /// The errors of `out`. The output cannot be continued then.
     fn record(&mut self, record: &T, out: &mut dyn Write) -> io::Result<()>;
 
-    /// Writes the rest, and closes what is open.
+    /// Writes the rest, and closes whatever is open.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     fn finish(&mut self, out: &mut dyn Write) -> io::Result<()>;
 }

@@ -1,6 +1,7 @@
-//! The atomics of this crate's lock-free parts: the standard library's, or those of the model checker.
+//! The atomics of this crate's lock-free parts: the standard library's, or the model checker's.
 //!
-//! With `--cfg loom` they record every order in which threads may see them, and work inside `loom::model` only.
+//! With `--cfg loom` they record every order in which threads may see them, and work only inside
+//! `loom::model`.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,17 +1,19 @@
-//! The system calls of 64-bit x86 Linux by number and by name, with the types and names of their arguments.
+//! The system calls of 64-bit x86 Linux by number and by name, with the types and names of their
+//! arguments.
 //!
-//! Facts of the kernel's interface only: the caller knows where a guest keeps the number (`rax`) and the arguments (`rdi`,
-//! `rsi`, `rdx`, `r10`, `r8`, `r9`, in this order: syscall(2)), and reads the texts. Whether the running kernel has a
-//! call, this table does not say; a number that is not in it may be one of a newer kernel. Neither the 32-bit calls of
-//! `int 0x80` nor those of the x32 ABI (numbers with bit 30, and 512 to 547) are here.
+//! The table has facts of the kernel's interface only. The caller reads the number (`rax`), the
+//! arguments (`rdi`, `rsi`, `rdx`, `r10`, `r8`, `r9`, in this order: syscall(2)) and the strings.
+//! The table does not say whether the running kernel has a call. A number that is not in it may
+//! belong to a newer kernel. The 32-bit calls of `int 0x80` and those of the x32 ABI (numbers with
+//! bit 30, and 512 to 547) are not included.
 //!
-//! The data is `syscall_table/x86_64.txt`, which also tells where it comes from.
+//! The data is `syscall_table/x86_64.txt`, which also names its source.
 
 use std::sync::LazyLock;
 
 use introspect::kernel::nearest::nearest;
 
-/// Most arguments of a system call: as many as there are registers for.
+/// The most arguments of a system call: one for each register.
 pub const MAX_ARGUMENTS: usize = 6;
 
 const TEXT: &str = include_str!("syscall_table/x86_64.txt");
@@ -20,37 +22,39 @@ const STRING_MARK: &str = ":string";
 /// One system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Syscall {
-    /// What user space puts into `rax`.
+    /// The number in `rax`.
     pub number: u32,
-    /// As in the kernel's table and in `<asm/unistd_64.h>`: `newfstatat`, not the C library's `fstatat`.
+    /// The name in the kernel's table and in `<asm/unistd_64.h>`: `newfstatat`, not the C library's
+    /// `fstatat`.
     pub name: &'static str,
-    /// In the order of the registers, at most [`MAX_ARGUMENTS`]. Empty also for the numbers that no kernel has ever given
-    /// a meaning (`tuxcall`).
+    /// The arguments in the order of the registers, at most [`MAX_ARGUMENTS`]. Also empty for
+    /// numbers that never had a meaning in any kernel (`tuxcall`).
     pub arguments: &'static [Argument],
 }
 
 /// One argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Argument {
-    /// Its C type as the kernel declares it, without `__user` and `const` of the value itself: `const char *`. A type
-    /// shorter than a register leaves the register's upper bits without meaning.
+    /// The C type in the kernel's declaration, without `__user` and `const` of the value itself:
+    /// `const char *`. If the type is shorter than a register, the register's upper bits have no
+    /// meaning.
     pub type_name: &'static str,
-    /// As the kernel names it.
+    /// The name in the kernel's declaration.
     pub name: &'static str,
     is_string: bool,
 }
 
 impl Argument {
-    /// Whether the argument points to a NUL-terminated text which the caller passes in, such as a path: what can be shown
-    /// as text when the call is entered. Not so buffers that come with their length, those that the kernel fills, and
-    /// arrays of texts (`argv`).
+    /// Checks whether the argument points to a NUL-terminated string from the caller, such as a
+    /// path, which can be read at the entry. Not included are buffers with a length, buffers that
+    /// the kernel fills, and arrays of strings (`argv`).
     #[must_use]
     pub fn is_string(&self) -> bool {
         self.is_string
     }
 }
 
-/// All system calls, by ascending number.
+/// Returns all system calls, by ascending number.
 #[must_use]
 pub fn all() -> &'static [Syscall] {
     static TABLE: LazyLock<Vec<Syscall>> =
@@ -58,31 +62,31 @@ pub fn all() -> &'static [Syscall] {
     &TABLE
 }
 
-/// The system call with this number, that is with this value of `rax`.
+/// Returns the system call with this number, the value of `rax`.
 #[must_use]
 pub fn by_number(number: u64) -> Option<&'static Syscall> {
     let found = all().binary_search_by_key(&number, |call| call.number.into());
     all().get(found.ok()?)
 }
 
-/// The system call of exactly this name.
+/// Returns the system call of exactly this name.
 #[must_use]
 pub fn by_name(name: &str) -> Option<&'static Syscall> {
     all().iter().find(|call| call.name == name)
 }
 
-/// Up to `count` names that look like `name`, best first.
+/// Returns up to `count` names similar to `name`, best first.
 #[must_use]
 pub fn nearest_names(name: &str, count: usize) -> Vec<&'static str> {
     nearest(name, all().iter().map(|call| call.name), count)
 }
 
-/// The lines that tell of a system call.
+/// Returns the lines that describe a system call.
 fn lines() -> impl Iterator<Item = &'static str> {
     TEXT.lines().filter(|line| !line.starts_with('#'))
 }
 
-/// `number name type argument, type argument`.
+/// Parses `number name type argument, type argument`.
 fn parse_line(line: &'static str) -> Option<Syscall> {
     let (number, rest) = line.split_once(' ')?;
     let (name, arguments) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -94,7 +98,7 @@ fn parse_line(line: &'static str) -> Option<Syscall> {
     Some(Syscall {
         number: number.parse().ok()?,
         name,
-        // Made once, for as long as the program runs.
+        // Leaked once, for the life of the process.
         arguments: arguments?.leak(),
     })
 }
@@ -116,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// As a C declaration, with texts in quotes.
+    /// Returns a C declaration, with strings in quotes.
     fn declaration(call: &Syscall) -> String {
         let arguments = call.arguments.iter().map(|argument| {
             let quote = if argument.is_string() { "\"" } else { "" };

@@ -1,9 +1,9 @@
-//! A hash of the guest's kernel text, as it stands in memory.
+//! A hash of the guest's kernel text in memory.
 //!
-//! The caller pauses the machine and keeps it paused for the call; it compares two results. Equal hashes before a
-//! tracer was armed and after it was stopped prove that it left every byte as it was. A guest also changes its own
-//! text (alternatives early in boot, static keys, its own probes at any time), so compare only over a time in which
-//! it does not, or with the same guest untraced.
+//! The caller pauses the machine for the call, and compares two results. Equal hashes before a
+//! tracer was armed and after it was stopped prove that every byte was restored. A guest also
+//! changes its own text: alternatives early in boot, static keys, its own probes at any time. So
+//! compare only over a time in which it does not, or with the same guest untraced.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use introspect::x86_64::virtual_memory::{ReadVirtualError, read_virtual};
 use introspect::{Gva, PhysicalMemory};
 use sha2::{Digest, Sha256};
 
-/// Text above this is taken for a mistake; a distribution kernel has 20 MiB.
+/// The largest accepted size in bytes; a distribution kernel has 20 MiB.
 pub const MAX_TEXT: u64 = 1 << 30;
 
-/// SHA-256 of a range of memory.
+/// The SHA-256 of a range of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TextHash(pub [u8; 32]);
 
@@ -33,10 +33,10 @@ impl fmt::Debug for TextHash {
     }
 }
 
-/// Text cannot be hashed.
+/// The reason that text cannot be hashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TextHashError {
-    /// The symbols that bound it.
+    /// The symbols of its bounds are missing or out of order.
     #[error(
         "the kernel text is bounded by _stext ({start:#x?}) and _etext ({end:#x?}), which are not there or not in \
          order: are these the guest's symbols?"
@@ -47,20 +47,21 @@ pub enum TextHashError {
         /// `_etext`.
         end: Option<u64>,
     },
-    /// The range is none.
+    /// The range is empty or too large.
     #[error("{start} to {end} is no kernel text: 1 byte to {MAX_TEXT:#x} are expected")]
     Range {
-        /// First byte.
+        /// The first byte.
         start: Gva,
-        /// Past the last.
+        /// The end, exclusive.
         end: Gva,
     },
-    /// Part of it cannot be read.
+    /// Part of the text cannot be read.
     #[error("the kernel text cannot be read: {0}")]
     Read(#[from] ReadVirtualError),
 }
 
-/// SHA-256 of the virtual range `text`, read through the page tables `space`, int3s and all.
+/// Returns the SHA-256 of the virtual range `text`, read through the page tables `space`, int3s
+/// included.
 ///
 /// # Errors
 /// If the range is empty or too large, or not mapped to RAM.
@@ -97,7 +98,7 @@ mod tests {
 
     const TEXT: u64 = 0xffff_ffff_8100_0000;
 
-    /// Three pages of text, apart in physical memory.
+    /// Creates three pages of text that are not adjacent in physical memory.
     fn guest() -> (TestMemory, AddressSpace) {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
         let space = memory.address_space(4);

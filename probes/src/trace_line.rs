@@ -1,77 +1,78 @@
 //! The event lines of trace(3): exactly 121 bytes each.
 //!
-//! The caller decides which events are shown. Columns (of the manual page, and of its implementation in 9atom's
-//! devtrace.c): `E` or `X`, then the program counter, the cycle counter, the process id and four arguments, each as 16
-//! lower-case hex digits with leading zeros after one space, and a newline. A process id of all ones
-//! stands for no process. An exit line has the return value as first argument; the others are zero.
+//! The caller selects the events. The columns follow the manual page, and its implementation in
+//! 9atom's devtrace.c. They are `E` or `X`, then the program counter, the cycle counter, the
+//! process id and four arguments. Each number is 16 lower-case hex digits with leading zeros, after
+//! one space; a newline ends the line. A process id of all ones means no process. An exit line has
+//! the return value as first argument, and zeros as the others.
 
 use crate::event::{Event, EventKind};
 
-/// Bytes of a line, newline included.
+/// The length of a line in bytes, newline included.
 pub const LINE_BYTES: usize = 121;
-/// The process id of a line without a process: of interrupts, and of the idle CPU.
+/// The process id of a line without a process: in an interrupt, or on an idle CPU.
 pub const NO_PROCESS: u64 = u64::MAX;
 
-/// Numbers of a line: program counter, cycles, process, four arguments.
+/// The numbers of a line: program counter, cycles, process, four arguments.
 const NUMBERS: usize = 7;
-/// A space and 16 digits.
+/// The width of a column: a space and 16 digits.
 const COLUMN: usize = 17;
 
 const _: () = assert!(1 + NUMBERS * COLUMN + 1 == LINE_BYTES);
 
-/// What a line is of.
+/// The kind of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LineKind {
     /// `E`: a function was entered.
     Entry,
-    /// `X`: it has returned.
+    /// `X`: a function has returned.
     Exit,
 }
 
-/// What a line says.
+/// The content of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceLine {
     /// `E` or `X`.
     pub kind: LineKind,
-    /// Program counter.
+    /// The program counter.
     pub pc: u64,
-    /// Cycle counter, in ticks.
+    /// The cycle counter in ticks.
     pub ticks: u64,
-    /// Process id.
+    /// The process id.
     pub pid: u64,
-    /// Arguments, or return value and zeros.
+    /// The arguments, or the return value and zeros.
     pub arguments: [u64; 4],
 }
 
-/// Bytes are no line of trace(3).
+/// The reason that bytes are no line of trace(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ParseLineError {
-    /// Wrong length.
+    /// The length is wrong.
     #[error("a trace line has {LINE_BYTES} bytes with its newline, this has {found}")]
     Length {
-        /// Bytes given.
+        /// The number of bytes.
         found: usize,
     },
-    /// First byte.
+    /// The first byte is wrong.
     #[error("a trace line starts with E or X, this with byte {found:#04x}")]
     Kind {
-        /// The byte found.
+        /// The byte.
         found: u8,
     },
-    /// A separator or a digit.
+    /// A separator or a digit is wrong.
     #[error(
         "byte {found:#04x} in column {column}: a space, a lower-case hex digit or the newline belongs there"
     )]
     Byte {
-        /// Column, from 0.
+        /// The column, from 0.
         column: usize,
-        /// The byte found.
+        /// The byte.
         found: u8,
     },
 }
 
 impl TraceLine {
-    /// The line of an entry or a return; other events have none.
+    /// Returns the line of an entry or a return; `None` for other events.
     #[must_use]
     pub fn of(event: &Event) -> Option<Self> {
         let kind = match event.kind {
@@ -92,7 +93,7 @@ impl TraceLine {
         })
     }
 
-    /// The line, with its newline.
+    /// Returns the line with its newline.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; LINE_BYTES] {
         let mut line = [b' '; LINE_BYTES];
@@ -112,7 +113,7 @@ impl TraceLine {
         line
     }
 
-    /// Reads a line back.
+    /// Parses a line.
     ///
     /// # Errors
     /// If these are not exactly the bytes of one.
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
     use LineKind::{Entry, Exit};
 
-    /// The first two are the example of trace(3), there broken into two lines for the page's width.
+    /// The first two are the example of trace(3), where they are broken for the page's width.
     const LINES: [(LineKind, [u64; 7], &str); 4] = [
         (
             Entry,

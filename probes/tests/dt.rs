@@ -18,7 +18,7 @@ use support::{Micro, micro};
 
 const PROCESS: i32 = 7;
 
-/// Stands for a file of the guest's: a text that every host has.
+/// A text file of every host, in the place of a guest's file.
 const MAPPED_FILE: &str = "/proc/version";
 
 /// A guest with one process that has one file mapped.
@@ -60,7 +60,7 @@ fn open(device: &Device, abi: Abi, mode: Mode) -> Session {
     device.open(options(abi, mode)).unwrap()
 }
 
-/// What is asked, with its argument's words of 32 bits.
+/// Sends a request with its argument as 32-bit words.
 fn ask(session: &mut Session, request: Request, words: &[u32]) -> Result<Reply, Errno> {
     let argument: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let code = request.code(session.abi());
@@ -72,12 +72,12 @@ fn errno(session: &mut Session, request: Request, words: &[u32]) -> Option<Errno
     ask(session, request, words).err()
 }
 
-/// A request for a probe in today's layout.
+/// Returns a request for a probe in the current layout.
 fn request(probe: u32, flags: u32, period: u64) -> [u32; 6] {
     [probe, 0, flags, 0, period as u32, (period >> 32) as u32]
 }
 
-/// The same in the older layout.
+/// Returns a request for a probe in the older layout.
 fn old_request(probe: u32, filter: [u32; 3], rate: u32, flags: u32) -> [u32; 8] {
     let [operand, variable, value] = filter;
     [probe, operand, variable, value, rate, 0, flags, 0]
@@ -93,14 +93,14 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// read, dropped, skipped, recursive.
+/// Returns read, dropped, skipped, recursive.
 fn stats(session: &mut Session) -> [u64; 4] {
     let bytes = ask(session, Request::Stats, &[]).unwrap().bytes;
     assert_eq!(bytes.len(), 32);
     [0, 8, 16, 24].map(|at| word(&bytes, at))
 }
 
-/// What is there, without waiting.
+/// Reads available events without waiting.
 fn read(session: &mut Session, bytes: u64) -> Result<Vec<u8>, Errno> {
     let mut no_wait = || Err(Refused::new(Errno::Eintr, "nothing there"));
     session
@@ -201,7 +201,7 @@ fn the_older_layout_has_filters_and_rates_of_its_own() {
         for (words, expected) in [
             (old_request(profile, [3, 1, 1], 97, 0), Some(Errno::Einval)),
             (old_request(profile, [1, 3, 1], 97, 0), Some(Errno::Einval)),
-            // The filter is looked at before the probe.
+            // The filter is checked before the probe.
             (old_request(u32::MAX, [3, 0, 0], 97, 0), Some(Errno::Einval)),
             (old_request(u32::MAX, all, 97, 0), Some(Errno::Enoent)),
             (old_request(profile, all, 0, 0), Some(Errno::Eopnotsupp)),
@@ -225,7 +225,7 @@ fn the_older_layout_has_filters_and_rates_of_its_own() {
         );
         let counts = ask(session, Request::Stats, &[]).unwrap().bytes;
         assert_eq!(counts, [0; 16]);
-        // The arguments of a probe cannot be asked for.
+        // The older layout has no request for the arguments of a probe.
         let refused = session.ioctl(0xC018_4406, &[0; 24]).unwrap_err();
         assert_eq!(refused.errno, Errno::Enotty);
     }
@@ -364,7 +364,7 @@ fn calls_are_events_in_both_layouts_and_the_sixteenth_is_dropped_in_strict_mode(
             }
         };
         assert_eq!(counts, [0, dropped, 0, 0], "{abi:?} {mode:?}");
-        // Three events begin in two and a half.
+        // Three events begin within two and a half.
         let first = read(&mut session, size * 5 / 2).unwrap();
         assert_eq!(first.len() as u64, size * 5 / 2);
         let rest = read(&mut session, size * 1000).unwrap();
@@ -450,7 +450,7 @@ fn ticks_are_events_or_counted_as_skipped() {
     };
     let first = session.read(456, &mut wait).unwrap();
     assert_eq!((int(&first, 0), int(&first, 4)), (profile, 0));
-    // A vCPU that stands still takes one tick at most.
+    // A stopped vCPU takes at most one tick.
     let paused = micro.machine.pause();
     let before = session.counts();
     micro.until("skipped ticks", |_| {

@@ -26,7 +26,7 @@ const OTHERS: [&str; 8] = [
     "kprobe::micro_calls:return",
     "kprobe::micro_smp:entry",
 ];
-/// Sessions that are kept to be checked when the guest stands still.
+/// The number of sessions that are kept for a check while the guest is paused.
 const KEPT: usize = 500;
 
 /// Sessions that come and go until told to stop; gives how many, and those whose counts are to be
@@ -60,7 +60,7 @@ fn come_and_go(engine: &Engine, view: &KernelView, stop: &AtomicBool) -> (usize,
 /// meanwhile.
 fn count_exactly(mut micro: Micro, calls: u64, cpus: u64) {
     let before = micro.text_hash();
-    // Rings that are too small now and then.
+    // Rings that are sometimes too small.
     let mut session = micro.session(512, &LEAF);
     let (mut entries, mut returns, mut last) = (0, 0, 0);
     let stop = AtomicBool::new(false);
@@ -153,7 +153,7 @@ fn calls_on_four_cpus_are_counted_exactly_while_others_come_and_go() {
     }
 }
 
-/// Rounds of arming and removing.
+/// The rounds of arming and removing.
 const ROUNDS: usize = 10_000;
 
 /// Enables and disables probes at random on a guest that calls its nested functions `calls` times,
@@ -193,7 +193,7 @@ fn arm_and_remove(
             let (of, number) = enabled.swap_remove(random.below(enabled.len()));
             assert!(sessions[of].disable(number));
         }
-        // Often enough at once, and often enough while it is hit.
+        // Some rounds remove probes at once, others after hits.
         if done % 4 == 0 {
             std::thread::sleep(Duration::from_micros(100));
         }

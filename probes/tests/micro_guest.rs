@@ -19,7 +19,7 @@ use support::{LIMIT, assert_balanced, drained, enable, hits, micro, ring};
 const SLOTS: usize = 1 << 16;
 const LEAF: [&str; 2] = ["kprobe::micro_leaf:entry", "kprobe::micro_leaf:return"];
 
-/// Takes what is in the rings besides the guest's run.
+/// Drains the rings while the guest runs.
 fn collect<'a>(session: &'a mut Session, events: &'a mut Vec<Event>) -> impl FnMut() + 'a {
     || {
         session.drain(|event| events.push(event));
@@ -127,7 +127,7 @@ fn recursion_pairs_each_return_with_its_own_call() {
     }
     let counts = [0, 1, 2, 3].map(|number| hits(&session, number));
     assert_eq!(counts, [ROUNDS, ROUNDS, 5 * ROUNDS, 5 * ROUNDS]);
-    // The innermost call jumps to the place where the others return to.
+    // The innermost call jumps to the address that the others return to.
     let stats = micro.engine.stats();
     assert_eq!((stats.unpaired_returns, stats.lost_returns), (ROUNDS, 0));
     drop(session);
@@ -164,7 +164,7 @@ fn a_session_can_come_and_go_while_the_guest_runs() {
     micro.machine.start();
     for _ in 0..5 {
         let mut session = micro.session(SLOTS, &LEAF);
-        // However slow the host is: probes that see calls have seen enough at some time.
+        // However slow the host is, the probes see enough calls at some time.
         let begin = Instant::now();
         while session.stats().probes.hits < 200 {
             let end = micro.machine.wait(Some(Duration::from_millis(5)));

@@ -1,4 +1,4 @@
-//! The host's clock: ticks on every vCPU, whatever it does.
+//! Tests of the host's clock: ticks on every vCPU in any state.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -11,7 +11,7 @@ use support::{drained, hits, micro};
 
 const PERIOD: Duration = Duration::from_millis(10);
 const TIME: Duration = Duration::from_millis(300);
-/// A host that has other things to do is given another chance.
+/// A busy host gets further attempts.
 const ATTEMPTS: usize = 10;
 
 fn seen(session: &Session, number: u32) -> bool {
@@ -24,7 +24,7 @@ fn a_profile_ticks_on_every_vcpu_and_an_interval_on_the_first() {
         ("spin", 1),
         ("uspin", 1),
         ("hlt", 1),
-        // The second has not been started.
+        // The second vCPU has not been started.
         ("hlt", 2),
         ("smp 100000000 2", 2),
     ] {
@@ -39,7 +39,7 @@ fn a_profile_ticks_on_every_vcpu_and_an_interval_on_the_first() {
             let mut session = micro.session(1024, &["profile:hz:100", "interval:ms:10"]);
             std::thread::sleep(TIME);
             let paused = micro.machine.pause();
-            // What is counted and what is read are the same ticks.
+            // The ticks counted are the ticks read.
             let counted = hits(&session, 0) + hits(&session, 1);
             let expected = (begin.elapsed().as_nanos() / PERIOD.as_nanos()) as usize;
             let events = drained(&mut session);
@@ -62,7 +62,7 @@ fn a_profile_ticks_on_every_vcpu_and_an_interval_on_the_first() {
             good
         });
         assert!(good, "{program} on {cpus}: {told:?}");
-        // Where it ticks is where the guest is.
+        // A tick's address is where the guest is.
         let mut session = micro.session(1024, &["profile:hz:1000"]);
         micro.until("tick", |_| seen(&session, 0));
         session.disable_all();

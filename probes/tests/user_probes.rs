@@ -1,4 +1,4 @@
-//! Probes of a program's functions, by the physical byte that their text stands at.
+//! Tests of probes of a program's functions, by the physical byte of their text.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -56,7 +56,7 @@ fn each_call_of_a_programs_function_is_an_entry_and_a_return() {
         enable(&mut session, &leaf).unwrap();
         enable(&mut other, &leaf).unwrap();
     }
-    // Of two sessions' the first may go.
+    // Of two sessions' probes, the first may be removed.
     assert!(other.disable(1));
     drop(paused);
     micro.finish(&mut || {});
@@ -102,16 +102,16 @@ fn sessions_of_a_programs_function_come_and_go_while_it_runs() {
     drop(paused);
     let mut rounds = 0;
     let has_ended = |micro: &Micro| micro.machine.wait(Some(Duration::ZERO)).is_some();
-    // On a busy host the program may be done before this thread is.
+    // On a busy host the program may end before this thread does.
     while rounds < 100 && !has_ended(&micro) {
         let mut session = micro.session(64, &[]);
-        // In one stop: else calls between the two would be entries alone.
+        // In one pause. Otherwise calls between the two would be entries without a return.
         let paused = micro.machine.pause();
         for probe in &probes {
             enable(&mut session, probe).unwrap();
         }
         drop(paused);
-        // At once, or when it has been hit.
+        // At once, or after hits.
         if rounds % 4 == 0 {
             micro.until("hit", |micro| {
                 has_ended(micro) || session.stats().probes.hits > 10

@@ -139,8 +139,8 @@ impl Ring {
     /// Creates an empty ring of `slots` slots, each for a record of up to `words` words.
     ///
     /// # Errors
-    /// If `slots` is no power of two up to [`MAX_SLOTS`], `words` is not from 1 to [`MAX_SLOT_WORDS`], or both
-    /// together take more than [`MAX_RING_BYTES`].
+    /// If `slots` is no power of two up to [`MAX_SLOTS`], `words` is not from 1 to
+    /// [`MAX_SLOT_WORDS`], or both together take more than [`MAX_RING_BYTES`].
     pub fn new(slots: usize, words: usize) -> Result<Self, RingSizeError> {
         if !slots.is_power_of_two() || slots > MAX_SLOTS {
             return Err(RingSizeError::Slots { slots });

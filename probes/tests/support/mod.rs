@@ -1,7 +1,7 @@
 //! What the tests on a real KVM share: the micro guest, which knows how often each of its functions
 //! runs, and an engine on it.
 //!
-//! Without `/dev/kvm` they fail; set `EXOTRACE_NO_KVM=1` where that is meant.
+//! Without `/dev/kvm` these tests fail, unless `EXOTRACE_NO_KVM=1` is set.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used)]
 
@@ -24,14 +24,14 @@ use vmm::boot::KernelFile;
 use vmm::host::{self, HostProfile, Kvm};
 use vmm::machine::{Machine, MachineConfig, Paused, RunEnd, boot};
 
-/// Longest a guest may take for what takes seconds on an idle host.
+/// The time limit for a guest that takes seconds on an idle host.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// What the guest has printed.
+/// The text that the guest has printed.
 #[derive(Clone, Default)]
 pub struct Output {
     text: Arc<Mutex<Vec<u8>>>,
-    /// Whether the next newline waits, with the vCPU that wrote it.
+    /// Whether the next newline is held back, with the vCPU that wrote it.
     hold: Arc<AtomicBool>,
 }
 
@@ -81,7 +81,7 @@ pub fn exit_ns() -> Option<u64> {
     Some(profile.exit_kernel_ns)
 }
 
-/// `None` if there is to be no KVM here.
+/// Creates a guest; `None` if KVM is not to be used here.
 pub fn micro(command_line: &str, cpus: u8) -> Option<Micro> {
     let kvm = kvm()?;
     let profile = HostProfile::probe(&kvm, &guest::micro::elf()).unwrap();
@@ -133,7 +133,7 @@ pub fn before_program(command_line: &str, cpus: u8) -> Option<(Micro, Paused)> {
         micro.until("the first line", |micro| micro.output.text().contains('\n'));
         let paused = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // By then the pause below has been asked for, nearly always.
+                // By then the pause below is nearly always requested.
                 std::thread::sleep(Duration::from_millis(10));
                 hold.store(false, Ordering::SeqCst);
             });
@@ -165,7 +165,7 @@ impl Micro {
         hash_text(self.machine.ram(), self.view.space, range).unwrap()
     }
 
-    /// The one probe that a pattern stands for.
+    /// Returns the only probe that a pattern matches.
     pub fn probe(&self, pattern: &str) -> Probe {
         probe(&self.view, pattern)
     }
@@ -194,13 +194,13 @@ impl Micro {
         }
     }
 
-    /// Lets the guest run to its end; `meanwhile` is called again and again.
+    /// Runs the guest to its end; `meanwhile` is called repeatedly.
     pub fn run(&mut self, mut meanwhile: impl FnMut()) {
         self.machine.start();
         self.finish(&mut meanwhile);
     }
 
-    /// The same for a guest that runs already.
+    /// Waits for the end of a guest that already runs, in the same way.
     pub fn finish(&self, meanwhile: &mut dyn FnMut()) {
         let deadline = Instant::now() + LIMIT;
         let end = loop {
@@ -217,13 +217,13 @@ impl Micro {
         );
     }
 
-    /// Panics unless the guest itself has counted so many.
+    /// Panics unless the guest itself has counted `count`.
     pub fn assert_count(&self, count: u64) {
         let text = self.output.text();
         assert!(text.contains(&format!("micro: count {count}\n")), "{text}");
     }
 
-    /// Panics unless nothing of us is left in the guest, whose text was `before`.
+    /// Panics unless all traps are removed and the guest's text is `before`.
     pub fn assert_untouched(&self, before: &TextHash) {
         assert_eq!(self.machine.traps().hits(), []);
         assert_eq!(self.text_hash(), *before, "every byte is restored");
@@ -237,7 +237,7 @@ pub fn ring(slots: usize) -> RingSize {
     }
 }
 
-/// The one probe that a pattern stands for.
+/// Returns the only probe that a pattern matches.
 pub fn probe(view: &KernelView, pattern: &str) -> Probe {
     let found = provider::kernel_probes(view, &ProbePattern::parse(pattern).unwrap());
     let [probe] = found.probes.as_slice() else {
@@ -250,14 +250,14 @@ pub fn enable(session: &mut Session, probe: &Probe) -> Result<u32, probes::engin
     session.enable(probe, Filter::default(), Capture::default())
 }
 
-/// Everything that is in a session's rings.
+/// Drains all records of a session's rings.
 pub fn drained(session: &mut Session) -> Vec<Event> {
     let mut events = Vec::new();
     session.drain(|event| events.push(event));
     events
 }
 
-/// Hits of a probe, all of which were recorded or dropped.
+/// Returns the hits of a probe, all of which were recorded or dropped.
 pub fn hits(session: &Session, number: u32) -> u64 {
     let stats = session.probe_stats(number).unwrap();
     assert_balanced(&stats);
@@ -272,7 +272,7 @@ pub fn assert_balanced(stats: &ProbeStats) {
     );
 }
 
-/// Numbers that look random: xorshift by Marsaglia.
+/// Pseudo-random numbers: xorshift by Marsaglia.
 pub struct Random(pub u64);
 
 impl Random {

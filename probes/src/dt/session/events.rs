@@ -56,7 +56,7 @@ impl Maker<'_> {
         Some(EventFields {
             probe,
             cpu: u32::from(event.vcpu),
-            // In interrupt context the numbers are those of the idle task.
+            // Without a process, the numbers are the idle task's.
             pid: event.pid.unwrap_or_default(),
             tid: event.tid.unwrap_or_default().saturating_add(self.offset),
             time: Duration::from_nanos(self.clock.unix_ns(event.tsc)),
