@@ -1,8 +1,8 @@
 //! The facts about the running kernel that a tracer needs, collected once.
 //!
 //! The caller provides the kernel's image and a paused guest. The guest must have booted far enough
-//! to have its final entry points; before that the constructor fails. The view is valid as long as
-//! the guest runs the same kernel. It holds no machine.
+//! to have its final entry points; before that [`running_symbols`] fails. The view is valid as long
+//! as the guest runs the same kernel. It holds no machine.
 
 use crate::syscall_entry::{FUNCTIONS, REGISTERS, SystemCallRegisters};
 use std::ops::Range;
@@ -52,7 +52,7 @@ pub struct KernelView {
     pub missing: Option<String>,
 }
 
-/// An error of examining the running kernel.
+/// The reason that the running kernel cannot be examined.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelViewError {
     /// The vCPU's registers cannot be read.

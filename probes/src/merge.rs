@@ -176,8 +176,8 @@ mod loom_model {
     use super::*;
     use crate::sync::{AtomicU64, Ordering};
 
-    /// One ring holds a record of time 1 from the start, which a call may take when the clock is at
-    /// 1. A hit on the other ring must not come after it with time 0.
+    /// Holds a record of time 1 in one ring from the start. A call may take it when the clock has
+    /// reached 1. A hit on the other ring must not come after it with time 0.
     #[test]
     fn draining_while_a_hit_is_recorded_never_goes_back_in_time() {
         loom::model(|| {

@@ -69,7 +69,7 @@ pub enum PatternError {
     /// The text is too long.
     #[error("a probe name of {found} bytes; {LONGEST} are the most")]
     Long {
-        /// Its length.
+        /// The length in bytes.
         found: usize,
     },
 }

@@ -121,7 +121,8 @@ pub struct TracepointText {
     /// The functions that call the listeners.
     pub calls: Vec<Gva>,
     /// The instructions that call these functions, as far as the sites were followed. The guest
-    /// writes over them if its listeners change. Until then, their targets need not be in `calls`.
+    /// writes over them when its listeners change. In the meantime their targets may be none of
+    /// `calls`.
     pub call_sites: Vec<Gva>,
     /// The address of the pointer to the listeners.
     pub listeners: Gva,

@@ -46,7 +46,7 @@ enum Found {
     Untold,
 }
 
-/// An alias that this kernel has a place for.
+/// An alias with a place in this kernel.
 #[derive(Debug, Clone)]
 pub struct AliasProbe {
     /// The group.

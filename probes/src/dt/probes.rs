@@ -291,7 +291,7 @@ fn system_call_probes() -> impl Iterator<Item = Listed> {
     })
 }
 
-/// Returns `None` for a tracepoint without a site.
+/// Returns the table's entry of a tracepoint; `None` if it has no site.
 fn tracepoint_probe(probe: &Probe) -> Option<Listed> {
     let Target::Tracepoint(text) = &probe.target else {
         return None;

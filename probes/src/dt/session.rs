@@ -134,7 +134,7 @@ impl Session {
     /// Handles an ioctl with its code and argument.
     ///
     /// # Errors
-    /// As OpenBSD. If the argument's size differs from the code's, `EINVAL`.
+    /// Those of OpenBSD. `EINVAL` also if the argument's size differs from the code's.
     pub fn ioctl(&mut self, code: u32, argument: &[u8]) -> Result<Reply, Refused> {
         let Some(request) = Request::of(code, self.abi) else {
             let why = format!("{code:#010x} is no request of dt in this layout");
@@ -221,7 +221,7 @@ impl Session {
         let record = abi::ARGUMENT_INFO_SIZE as u64;
         let types = listed.types();
         let (told, fitting) = match size {
-            // The size for all arguments, including those without known types.
+            // All arguments count, including those without known types.
             0 if types.is_empty() => (0, 0),
             0 => (usize::from(listed.argument_count(self.mode)), 0),
             _ => (

@@ -14,7 +14,7 @@ use vmm::StoppedVcpu;
 use super::filter::Identity;
 use crate::event::COMM_LENGTH;
 
-/// The way to the kernel's current task, on every vCPU.
+/// The lookup of the kernel's current task, on every vCPU.
 pub(crate) struct Tasks {
     layout: Option<TaskLayout>,
     space: AddressSpace,
@@ -29,11 +29,12 @@ pub(crate) struct Tasks {
 /// A vCPU's per-CPU base, with the places of its variables.
 #[derive(Default)]
 struct Places {
-    /// As first found. A booting kernel may still move them.
+    /// The places first found. A booting kernel may still move them.
     first: OnceLock<(Gva, PerCpu)>,
-    /// As found when a task other than the idle one ran on the vCPU. By then the kernel has moved
-    /// them. The vCPU is not asked for its base any more, which may cost more than the rest of a
-    /// hit. (A kernel that starts another one is not followed; probes are not either.)
+    /// The places found when a task other than the idle one ran on the vCPU. By then the kernel has
+    /// moved the variables. The vCPU is not asked for its base any more, which may cost more than
+    /// the rest of a hit. If the kernel starts another one, these places do not follow, and neither
+    /// do probes.
     settled: OnceLock<(Gva, PerCpu)>,
 }
 

@@ -57,7 +57,7 @@ impl NewFiles {
     pub(super) fn listen(engine: &Engine) -> Option<Self> {
         let (sender, files) = channel();
         let waiting = &engine.0.listeners;
-        // A new listener has been told of no file yet.
+        // No file was reported to a new listener yet.
         waiting
             .known
             .lock()

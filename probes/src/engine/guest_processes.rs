@@ -13,7 +13,7 @@ use super::processes::Followed;
 use super::watch::Watch;
 use crate::kernel_view::KernelView;
 
-/// The sets of processes of following filters.
+/// The process sets of the filters that follow.
 pub(super) type Followers = Arc<Mutex<Vec<Followed>>>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

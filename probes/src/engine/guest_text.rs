@@ -296,8 +296,8 @@ impl PartWatch {
             .collect()
     }
 
-    /// Returns a selection of the instructions that the call reads, wherever they are, if its part
-    /// is of such a kind. The watches are excluded, and the return address `back`.
+    /// Returns a selection of the instructions that the call reads, if they are selected by what
+    /// they are, not where. The watches and the return address `back` are excluded.
     fn choice(&self, back: Option<u64>) -> Option<Choice> {
         let is_looked_at: Choice = match self.part {
             Part::Entries => {

@@ -150,11 +150,11 @@ pub(crate) struct Counters {
     pub(crate) freed: AtomicU64,
     /// Sites in programs that were given up.
     pub(crate) given_up: AtomicU64,
-    /// Tracepoints whose arguments are not known.
+    /// Hits of tracepoints and static probes whose arguments are not all known.
     pub(crate) without_arguments: AtomicU64,
 }
 
-/// The state that hits use. Immutable except for atomics, locks and swapped pointers.
+/// The state that hits use. Immutable except for atomics and fields whose types say otherwise.
 pub(crate) struct HitPath {
     /// Counts changes of `plans`, `return_plans`, `kernel_returns` and `user_returns` together.
     pub(crate) changes: Changes,
@@ -250,7 +250,7 @@ impl HitPath {
             }
         }
         for probe in &plan.probes {
-            // At the return of a call no function is entered.
+            // Where a call has just returned, no function is entered.
             if !returned || probe.kind != EventKind::Entry {
                 self.fire_probe(hit, plan, probe);
             }

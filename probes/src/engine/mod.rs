@@ -6,8 +6,8 @@
 //! Returns: at a function's entry its return address gets a return trap. The trap stays until no
 //! probe of the function's return is left. A hit there counts as a return only if the same task
 //! waits for it with the same stack pointer. Other code that passes by is counted and ignored. So
-//! these have no return event: calls entered before the probe was enabled, `__switch_to` (the
-//! current task changes inside), and an `execve` by which a thread takes over its leader's number.
+//! calls entered before the probe was enabled have no return event. Neither have `__switch_to` (the
+//! current task changes inside) and an `execve` by which a thread takes over its leader's number.
 
 mod arguments;
 mod arming;

@@ -10,7 +10,7 @@
 //! Kernels reuse the memory of a dead task and its stack at once. So a frame also keeps the
 //! thread's number. Another thread at the same place is no return, and ends the wait.
 //!
-//! A function that ends with a jump to another one shares its frame: both wait at the same place
+//! A function that ends with a jump to another one shares its frame. Both wait at the same place
 //! and return together, the later entered first.
 
 use std::collections::hash_map::RandomState;
@@ -77,8 +77,8 @@ impl Mixing {
     }
 }
 
-/// The key of a function: the entry address in the kernel, the physical address in a program, or a
-/// system call's number in a range that is neither.
+/// The key of a function: the entry address in the kernel, or the physical address in a program. A
+/// system call has its number in a range that is neither.
 pub(super) type FunctionKey = u64;
 
 /// A call at its entry.
@@ -92,13 +92,13 @@ pub(super) struct Call {
     pub(super) tsc: u64,
 }
 
-/// One function that returns.
+/// A function that returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Returning {
     pub(super) function: FunctionKey,
-    /// What it was called with.
+    /// The arguments of the call.
     pub(super) arguments: [u64; MAX_ARGUMENTS],
-    /// When.
+    /// The time stamp counter at the entry.
     pub(super) entered: u64,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Frame {
     return_address: u64,
     /// The function entered first. Its entry time is the frame's age in its shard.
     first: Returning,
-    /// Those entered later; at most [`CHAIN`] with the first.
+    /// The functions entered later; at most [`CHAIN`] with the first.
     later: Vec<Returning>,
 }
 

@@ -12,9 +12,9 @@
 //! loses the count, and so does one that was written to a disk. Both get it again when the file is
 //! next mapped.
 //!
-//! Not reached: a private page that is on a swap device, or that is just being made or moved, when
-//! the probe is enabled or disabled. It keeps its counter, so its program sees no listener, or one
-//! that is gone.
+//! When the probe is enabled or disabled, a private page on a swap device, or one being made or
+//! moved, is not reached. It keeps its counter, so its program sees no listener, or one that is
+//! gone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;

@@ -98,7 +98,7 @@ pub(super) struct Active {
     pub(super) places: Vec<ArmedAt>,
 }
 
-/// An error of creating a session.
+/// The reason that a session cannot be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// The rings' size is not usable.
@@ -256,7 +256,7 @@ impl Session {
         })
     }
 
-    /// Like [`drain`](Self::drain), for the records of programs. `each` gets vCPU, time stamp
+    /// Drains the records of programs, like [`drain`](Self::drain). `each` gets vCPU, time stamp
     /// counter and words of each.
     pub fn drain_records(&mut self, each: impl FnMut(usize, u64, &[u64])) -> usize {
         self.engine.follow_up();

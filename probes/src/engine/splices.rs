@@ -58,7 +58,8 @@ impl Splices {
         }
     }
 
-    /// Forgets all calls. Only for when no end will be reported any more, and no file has a trap.
+    /// Forgets all calls. To be called only when no end will be reported any more and no file has a
+    /// trap.
     pub(crate) fn clear(&self) {
         self.lock().clear();
     }

@@ -1,8 +1,8 @@
 //! Walks kernel and user stacks at a hit.
 //!
-//! Kernel stacks are walked by the kernel's unwind information or frame pointers (see
-//! [`introspect::stack::kernel`]). Program stacks are walked by frame pointers, with the caller of
-//! a function that was just entered. A walk ends where it cannot be continued.
+//! Kernel stacks are walked as the kernel itself does, by its unwind information or frame pointers
+//! (see [`introspect::stack::kernel`]). Program stacks are walked by frame pointers, with the
+//! caller of a function that was just entered. A walk ends where it cannot be continued.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,8 @@ use super::hit::Hit;
 /// The largest distance in bytes between two frames of a program that is accepted.
 const LARGEST_FRAME: u64 = 1 << 24;
 
-/// The way to walk stacks. Without an unwinder, kernel stacks are walked by frame pointers, too.
+/// The unwinder and page tables for stack walks. Without an unwinder, kernel stacks are walked by
+/// frame pointers, too.
 #[derive(Default)]
 pub(crate) struct Stacks {
     unwinder: ArcSwapOption<KernelUnwinder>,

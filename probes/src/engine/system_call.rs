@@ -10,7 +10,7 @@ use super::returns::FunctionKey;
 use crate::event::MAX_ARGUMENTS;
 
 /// Offsets of a system call's arguments in `pt_regs`: di, si, dx, r10, r8, r9
-/// (arch/x86/include/asm/ptrace.h, part of the ABI of ptrace(2) since the first x86-64 kernel).
+/// (arch/x86/include/asm/ptrace.h). They are part of the ABI of ptrace(2) since x86-64 began.
 const SYSTEM_CALL_ARGUMENTS: [usize; MAX_ARGUMENTS] = [112, 104, 96, 56, 72, 64];
 /// The offset of the result in `pt_regs`: ax.
 pub(super) const SYSTEM_CALL_RESULT: u64 = 80;

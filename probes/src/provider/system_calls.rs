@@ -2,8 +2,8 @@
 //! a function that all of them pass.
 //!
 //! These are the entry and return of `x64_sys_call`, or of `do_syscall_64` in kernels without it.
-//! System calls of 32-bit programs take another path and are not included. exit, exit_group and
-//! rt_sigreturn do not return to their caller and have no return probe.
+//! System calls of 32-bit programs take another path and are not included. `exit`, `exit_group` and
+//! `rt_sigreturn` do not return to their caller and have no return probe.
 
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Moment, Probe, Signature, Target};

@@ -67,7 +67,7 @@ pub(crate) fn period(unit: &str, rate: u64) -> Option<Duration> {
         _ => Duration::from_micros(rate),
     };
     let fastest = Duration::from_secs(1) / FASTEST as u32;
-    // The limit is a hundred years.
+    // A hundred years are as good as never, so that is the limit.
     (fastest..=Duration::from_secs(3_155_760_000))
         .contains(&period)
         .then_some(period)

@@ -39,7 +39,7 @@ const GUARDS: [(&str, &str); 2] = [
 pub struct TracepointMatches {
     /// The probes.
     pub probes: Vec<Probe>,
-    /// What could not be read, one sentence each.
+    /// The parts that could not be read, one sentence each.
     pub incomplete: Vec<String>,
 }
 

@@ -36,7 +36,7 @@ pub struct UserMatches {
     pub nearest: Vec<String>,
     /// Files that match.
     pub files: Vec<String>,
-    /// What could not be read, one sentence each.
+    /// The parts that could not be read, one sentence each.
     pub incomplete: Vec<String>,
 }
 

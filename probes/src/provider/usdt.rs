@@ -1,8 +1,8 @@
 //! Static probes of programs and libraries, put in by their authors. SystemTap's macros and this
 //! project's leave notes of them ([`introspect::user::static_probes`]).
 //!
-//! A probe's name has the provider of its note, the file's name, the site's function (`none` if
-//! unknown), and the name of its note with `-` for `__`. If the author has declared all four parts,
+//! A probe's name has four parts: its note's provider, the file's name, the site's function (`none`
+//! if unknown), and its note's name with `-` for `__`. If the author has declared all four parts,
 //! those are used. Patterns are written as in bpftrace: `usdt:FILE:PROVIDER:NAME`,
 //! `usdt:PROVIDER:NAME` or `usdt:/FILE:NAME`. They can also be written as in dtrace:
 //! `PROVIDER:FILE:FUNCTION:NAME`, and `PROVIDER1234:::NAME` for process 1234. Names are accepted

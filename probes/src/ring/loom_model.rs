@@ -5,8 +5,8 @@
 //! last access before a store. With the reader first, the pusher's load of its own counter would
 //! hide the reader's, and hardly an order would be tried.
 //!
-//! One property is not shown, because the checker never lets a load see a later store: the slot is
-//! copied before `read` lets the pusher overwrite it.
+//! One property is not shown: the slot is copied before `read` lets the pusher overwrite it. The
+//! checker never lets a load see a later store.
 #![allow(clippy::unwrap_used)]
 
 use loom::sync::Arc;
@@ -61,8 +61,8 @@ fn nothing_is_torn_reordered_or_unaccounted_for() {
     });
 }
 
-/// The clock is a variable that a third thread advances and the others only read. Only the fences
-/// order it.
+/// Checks horizons with a clock that is a variable: a third thread advances it and the others only
+/// read it. Only the fences order it.
 fn no_record_is_older_than_a_horizon_before_it_appeared(visits: usize, preemptions: Option<usize>) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = preemptions;

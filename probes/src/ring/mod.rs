@@ -25,10 +25,10 @@
 //! reader would then find the ring idle at a time later than that of a record to come. A
 //! sequentially consistent fence between the two accesses, on both sides, rules that out, because
 //! one of the fences is first. If it is the pusher's, the reader sees the store. Otherwise the
-//! pusher reads a clock not before the reader's. SeqCst accesses would not do: they do not order a
-//! clock that is no atomic variable, and the model checker treats them as Acquire and Release only.
-//! The end of a visit is a Release store, its load an Acquire: a reader that sees the ring idle
-//! sees everything pushed before.
+//! pusher reads a clock not before the reader's. SeqCst accesses would not do, because they do not
+//! order a clock that is no atomic variable. Also, the model checker treats them as Acquire and
+//! Release only. The end of a visit is a Release store, its load an Acquire: a reader that sees the
+//! ring idle sees everything pushed before.
 //!
 //! `loom_model.rs` checks this against the orders that the memory model permits. The exception is
 //! the path of `read`, which its checker cannot show.
@@ -54,7 +54,7 @@ const WORD_BYTES: usize = size_of::<u64>();
 /// No visit is in progress.
 const IDLE: u64 = u64::MAX;
 
-/// An error of creating a ring: its size is not permitted.
+/// The reason that a ring cannot be created: its size is not permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingSizeError {
     /// The number of slots is not permitted.
@@ -101,7 +101,7 @@ pub struct RingStats {
 struct Pusher {
     /// The number of records pushed so far. Written by the pusher, after the slot.
     pushed: AtomicU64,
-    /// Written by the pusher.
+    /// The number of records dropped so far. Written by the pusher.
     dropped: AtomicU64,
     /// A time not after that of any record to come from the visit in progress, or [`IDLE`]. Written
     /// by the pusher.
@@ -124,7 +124,7 @@ struct Slot<'a> {
     words: &'a [AtomicU64],
 }
 
-/// The ring.
+/// A ring of records.
 #[derive(Debug)]
 pub struct Ring {
     /// The slots in sequence: length, time, words.
@@ -231,8 +231,8 @@ impl Ring {
         true
     }
 
-    /// Like [`push_with`](Self::push_with), for a record that is known as a whole. Returns `None`,
-    /// without effect, if no slot is large enough.
+    /// Pushes like [`push_with`](Self::push_with), for a record that is known as a whole. Returns
+    /// `None`, without effect, if no slot is large enough.
     #[inline(always)]
     fn push_both<const A: usize, const B: usize>(
         &self,

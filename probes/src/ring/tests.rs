@@ -157,7 +157,7 @@ fn the_horizon_is_now_unless_a_hit_is_being_recorded() {
     assert_eq!(ring.horizon(100), 100);
 }
 
-/// One thread pushes as fast as it can into a small ring while another reads: no record is torn,
+/// Pushes as fast as possible into a small ring while another thread reads: no record is torn,
 /// reordered or unaccounted for.
 #[test]
 fn every_attempt_is_read_or_counted_as_dropped() {

@@ -10,8 +10,8 @@ use super::{
 /// A layout of the structures. The client selects it when it opens the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Abi {
-    /// The layout of the manual page with `struct dt_filter` (dtvar.h 1.14), until about 2024:
-    /// filters in the kernel, rates in Hz, no user stacks, two counts.
+    /// The layout of the manual page with `struct dt_filter` (dtvar.h 1.14), until about 2024. It
+    /// has filters in the kernel, rates in Hz, no user stacks, two counts.
     Old,
     /// The current layout (dtvar.h 1.24): user stacks, periods in nanoseconds, four counts.
     Current,

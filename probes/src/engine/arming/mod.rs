@@ -24,7 +24,7 @@ use crate::probe::{Moment, Probe, SemaphoreText, Target, UserText};
 /// The number of system calls with a slot of their own.
 const MAX_SYSTEM_CALLS: usize = 1024;
 
-/// An error of enabling a probe. Nothing is armed then.
+/// The reason that a probe cannot be enabled. Nothing is armed then.
 #[derive(Debug, thiserror::Error)]
 pub enum EnableError {
     /// A trap cannot be armed.
@@ -152,7 +152,7 @@ impl Engine {
         places
     }
 
-    /// Counts one enabled probe less. With the last one the watches go.
+    /// Counts one enabled probe fewer. With the last one the watches are removed.
     fn one_less(&self, armed: &mut Armed) {
         armed.active = armed.active.saturating_sub(1);
         if armed.active == 0 {
@@ -221,8 +221,8 @@ impl Engine {
     /// Releases the places of an enabled probe.
     pub(super) fn disarm(&self, enabled: &Arc<Enabled>, places: &[ArmedAt]) {
         let mut armed = self.armed();
-        // In reverse order: semaphores are lowered before the watches go that keep their counts out
-        // of files.
+        // In reverse order: semaphores are lowered before the watches are removed that keep their
+        // counts out of files.
         for place in places.iter().rev() {
             match place {
                 ArmedAt::Site(spot) => {
@@ -322,7 +322,7 @@ impl Engine {
         path.user_returns.open(function);
     }
 
-    /// Removes a probe from a function's return. With the last one its return traps go.
+    /// Removes a probe from a function's return. With the last one its return traps are removed.
     fn remove_return(
         &self,
         armed: &mut Armed,
@@ -446,7 +446,7 @@ impl Engine {
     }
 
     /// Returns the first instruction of a function that the kernel's own tracing does not write
-    /// over: the one behind the tracer's call, or the NOP in its place.
+    /// over. It is behind the tracer's call, or the NOP in its place.
     fn behind_patched_entry(&self, address: Gva) -> Gva {
         crate::provider::kprobe::behind_patched_entry(&self.0.machine, &self.0.view, address)
     }

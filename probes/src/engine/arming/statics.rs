@@ -48,7 +48,7 @@ impl Engine {
     /// Disarms one site.
     pub(super) fn disarm_static(&self, armed: &mut Armed, text: &UserText, enabled: &Arc<Enabled>) {
         let path = &self.0.path;
-        // As with functions: the file may be gone.
+        // An error means that the file is gone, as with functions.
         let _ = path.user_sites.change(self.traps(), text, |plan, _| {
             plan.statics
                 .retain(|place| !Arc::ptr_eq(&place.probe, enabled));

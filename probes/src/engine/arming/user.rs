@@ -77,7 +77,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Counts one less. With the last one the watches go.
+    /// Counts one such probe fewer. With the last one the watches are removed.
     pub(super) fn release_user(&self, armed: &mut Armed) {
         armed.user_probes -= 1;
         if armed.user_probes == 0 {

@@ -28,8 +28,8 @@ impl Engine {
         }
     }
 
-    /// Resumes the sites that were suspended for a change of the guest's text in progress when the
-    /// first probe was enabled, if that change is done. Never waits.
+    /// Resumes the sites that were suspended because the guest was changing its text when the first
+    /// probe was enabled, if that change is done. Never waits.
     pub(in crate::engine) fn follow_up(&self) {
         if !self.0.keeps_free.load(Ordering::Relaxed)
             || self.0.text_locks.are_held(self.0.machine.ram())
@@ -73,7 +73,7 @@ impl Engine {
         found
     }
 
-    /// Counts one listener less.
+    /// Counts one listener fewer.
     pub(in crate::engine) fn unwatch_files(&self) {
         let mut armed = self.armed();
         self.one_less(&mut armed);

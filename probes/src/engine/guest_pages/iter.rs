@@ -174,8 +174,8 @@ mod tests {
         }
     }
 
-    /// Linux 5.10 keeps the direction in the bit of `struct iov_iter` that is part of the kind
-    /// later.
+    /// Checks Linux 5.10, which keeps the direction in a bit of `struct iov_iter` that later tells
+    /// two kinds apart.
     #[test]
     fn the_direction_of_a_copy_is_none_of_its_kind() {
         let segment = STRUCTURE + 0x100;

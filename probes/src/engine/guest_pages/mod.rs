@@ -1,6 +1,6 @@
 //! Keeps trap bytes out of reach of the guest's page handling, for pages of programs' text in the
-//! page cache. The guest must not read a trap byte, copy it, keep it in a page that has become
-//! something else, or write it to a disk.
+//! page cache. The guest must not read a trap byte, copy it, or write it to a disk. Nor must a page
+//! keep one when it becomes something else.
 //!
 //! While any program's text is probed, these functions of the guest's kernel are watched:
 //!

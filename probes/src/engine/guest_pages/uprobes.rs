@@ -56,9 +56,9 @@ pub(super) struct File {
 /// An argument that identifies a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Program {
-    /// Its `mm_struct`.
+    /// The position of its `mm_struct`.
     Memory(usize),
-    /// One of its areas: `vm_area_struct`.
+    /// The position of one of its areas (`vm_area_struct`).
     Area(usize),
 }
 
@@ -157,7 +157,8 @@ impl GuestPages {
 }
 
 impl UprobeWatch {
-    /// Checks whether the guest has any uprobe. Assumed if its kernel does not say.
+    /// Checks whether the guest has any uprobe. If the kernel's tree is not known, it is assumed
+    /// to.
     fn there_are_some(&self, hit: &Hit<'_>) -> bool {
         let Some(tree) = self.pages.uprobes else {
             return true;

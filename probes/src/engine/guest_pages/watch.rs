@@ -375,8 +375,9 @@ impl PageWatch {
         }
     }
 
-    /// Suspends the traps in bytes of a page that are about to be written. So is the instruction
-    /// that reaches into them from the file's previous page, which can be anywhere in memory.
+    /// Suspends the traps in bytes of a page that are about to be written. This includes an
+    /// instruction that reaches into them from the file's previous page, which can be anywhere in
+    /// memory.
     fn written(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, bytes: Range<u64>) {
         let end = bytes.end.checked_next_multiple_of(PAGE);
         suspend(

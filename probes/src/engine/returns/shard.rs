@@ -196,8 +196,8 @@ mod tests {
     }
 
     proptest! {
-        /// The shard agrees with a map in spite of collisions: few hashes, those of the table's
-        /// last places among them.
+        /// Compares the shard with a map under collisions: few hashes, those of the table's last
+        /// places among them.
         #[test]
         fn frames_are_found_until_they_are_taken_out(
             steps in prop::collection::vec((0u64..24, any::<bool>()), 0..400),

@@ -170,7 +170,7 @@ impl Arm for ArmOf<'_> {
     }
 }
 
-/// Arguments. Entries are told apart by RDI.
+/// The arguments of a call. Entries are distinguished by RDI.
 const ARGUMENTS: [u64; 6] = [11, 12, 13, 14, 15, 16];
 
 impl Guest {

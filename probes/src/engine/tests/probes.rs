@@ -64,7 +64,7 @@ fn a_point_at_a_return_address_fires_besides_the_return() {
     assert_eq!(counts(&point), [2, 0, 2, 0]);
 }
 
-/// The trap of a function that the guest patches stands behind the patched bytes.
+/// Arms a function's trap behind the bytes that the guest patches.
 #[test]
 fn a_function_is_reported_at_its_first_byte_and_a_point_where_it_is() {
     let (guest, rings) = (Guest::new(), Rings::new(8));
@@ -84,7 +84,7 @@ fn a_function_is_reported_at_its_first_byte_and_a_point_where_it_is() {
     );
 }
 
-/// Another session's probe has seen the call, this one has not.
+/// Enables a probe when another session's probe has already seen the call.
 #[test]
 fn a_probe_has_no_return_of_calls_from_before_it_was_enabled() {
     let (mut guest, rings) = Guest::traced(64);
@@ -363,7 +363,8 @@ fn every_hit_is_filtered_recorded_or_dropped() {
     );
 }
 
-/// Rings and programs are released with their session, although vCPUs have looked their probes up.
+/// Checks that rings and programs are released with their session, although vCPUs have looked their
+/// probes up.
 #[test]
 fn what_hits_have_looked_up_is_let_go() {
     let (mut guest, rings) = Guest::traced(16);
@@ -379,7 +380,7 @@ fn what_hits_have_looked_up_is_let_go() {
     assert!(session.upgrade().is_none());
 }
 
-/// Slots with room for two arguments only.
+/// Uses slots with room for two arguments only.
 #[test]
 fn arguments_that_do_not_fit_are_left_out() {
     let guest = Guest::new();

@@ -36,8 +36,7 @@ fn a_call_gives_its_arguments_and_then_its_result() {
     assert_eq!(guest.counts(), [0; 5]);
 }
 
-/// The guest runs on while a probe is removed: a call enters and returns at each step of the
-/// removal.
+/// Removes a probe while the guest runs on: a call enters and returns at each step of the removal.
 #[test]
 fn taking_a_return_probe_off_counts_no_running_call_astray() {
     let (mut guest, _rings) = Guest::traced(64);

@@ -1,5 +1,5 @@
-//! Sites in private pages: the guest makes a private copy of a file's page when the text of one
-//! program is written to (by a debugger, or the program itself).
+//! Sites in private pages. The guest makes a private copy of a file's page when a debugger, or the
+//! program itself, writes to the text of one program.
 //!
 //! A copy is noted when it is made. It gets its traps when the write is complete and the program
 //! cannot write to it. Each copy is identified by its page of memory and belongs to one program.
@@ -67,7 +67,7 @@ impl Copied {
         let code = traps
             .table
             .read_code(Gva(self.copy.address + within), self.copy.space);
-        // The bytes may be a foreign breakpoint on the same instruction. It is left in place.
+        // The text may be unchanged except for a foreign breakpoint, which stays in place.
         let mut expected = code.clone();
         if let (Some(first), Some(&INT3)) = (expected.first_mut(), code.first()) {
             *first = site.code.first().copied().unwrap_or_default();

@@ -237,8 +237,8 @@ impl UserSites {
         }
     }
 
-    /// Forgets all copies. Only for when no event will be reported any more, and no copy has a
-    /// trap.
+    /// Forgets all copies. To be called only when no event will be reported any more and no copy
+    /// has a trap.
     pub(crate) fn clear(&self) {
         self.splices.clear();
         self.lock().copies.clear();
