@@ -10,8 +10,8 @@
 //! * [`event`], [`ring`], [`merge`]: records of hits, and their way off the vCPU's thread in time
 //!   order. [`clock`]: their time of day.
 //! * [`kernel_view`]: the engine's facts about the running kernel.
-//! * [`bt`]: scripts, in the language of bt(5) and bpftrace. [`dt`]: the device dt(4), for
-//!   OpenBSD's clients.
+//! * [`bt`]: scripts, in the language of bt(5) and bpftrace. [`dt`]: the device dt(4), for clients
+//!   that know OpenBSD's.
 //! * [`trace`]: the device trace(3), with its text ([`trace_line`]). [`ptrace`]: the device
 //!   ptrace(3). [`port`]: their files, for clients. [`render`], [`trace_render`],
 //!   [`ptrace::render`]: other formats of their output.

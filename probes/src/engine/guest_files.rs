@@ -46,8 +46,8 @@ pub(super) struct Waiting {
 
 pub(super) type Listeners = Arc<Waiting>;
 
-/// A listener for new files. The guest is paused for each file until the listener takes it. Drop
-/// the listener to stop.
+/// A listener for new files. The guest is paused for each file until the listener has taken and
+/// dropped it. Drop the listener to stop.
 pub struct NewFiles {
     engine: Engine,
     files: Receiver<NewFile>,

@@ -296,8 +296,8 @@ impl PartWatch {
             .collect()
     }
 
-    /// Returns a selection of the instructions that the call reads, if they are selected by what
-    /// they are, not where. The watches and the return address `back` are excluded.
+    /// Returns a selection of the instructions that the call reads, for parts that are selected by
+    /// instruction instead of address. The watches and the return address `back` are excluded.
     fn choice(&self, back: Option<u64>) -> Option<Choice> {
         let is_looked_at: Choice = match self.part {
             Part::Entries => {

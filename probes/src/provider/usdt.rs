@@ -1,12 +1,11 @@
 //! Static probes of programs and libraries, put in by their authors. SystemTap's macros and this
 //! project's leave notes of them ([`introspect::user::static_probes`]).
 //!
-//! A probe's name has four parts: its note's provider, the file's name, the site's function (`none`
-//! if unknown), and its note's name with `-` for `__`. If the author has declared all four parts,
-//! those are used. Patterns are written as in bpftrace: `usdt:FILE:PROVIDER:NAME`,
-//! `usdt:PROVIDER:NAME` or `usdt:/FILE:NAME`. They can also be written as in dtrace:
-//! `PROVIDER:FILE:FUNCTION:NAME`, and `PROVIDER1234:::NAME` for process 1234. Names are accepted
-//! with `-` and with `__`.
+//! A probe's name is its note's provider, the file's name, the site's function (`none` if unknown),
+//! and its note's name with `-` for `__`. If the author has declared all four parts, those are
+//! used. Patterns are written as in bpftrace: `usdt:FILE:PROVIDER:NAME`, `usdt:PROVIDER:NAME` or
+//! `usdt:/FILE:NAME`. They can also be written as in dtrace: `PROVIDER:FILE:FUNCTION:NAME`, and
+//! `PROVIDER1234:::NAME` for process 1234. Names are accepted with `-` and with `__`.
 //!
 //! If the compiler has copied a site within a function, it is one probe with several sites. If it
 //! was inlined into several functions, each has a probe. Only files that a process maps for

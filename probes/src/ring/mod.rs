@@ -1,8 +1,8 @@
 //! A ring of records from one vCPU's thread to one reader. It has no locks; neither side allocates
 //! or waits.
 //!
-//! A record is a sequence of words, of any length up to the size of the ring's slots. Their meaning
-//! is the users'. It carries the time of the [`Visit`] that pushed it.
+//! A record is a sequence of words, of any length up to the size of the ring's slots. Writer and
+//! reader agree on their meaning. A record carries the time of the [`Visit`] that pushed it.
 //!
 //! The caller ensures that one thread at a time pushes, in one visit at a time, and that one thread
 //! at a time pops. Two pushers would mix up each other's records, but never corrupt memory. A full
