@@ -21,12 +21,14 @@ pub(crate) struct SystemCallRegisters {
     pub(crate) registers: usize,
     /// The one with the number.
     pub(crate) number: usize,
-    /// Whether the function returns the result; else it is in `pt_regs` then, which the stack pointer leads to.
+    /// Whether the function returns the result; else it is in `pt_regs` then, which the stack
+    /// pointer leads to.
     pub(crate) returns_result: bool,
 }
 
-/// Which argument of `do_syscall_64` the kernel's entry makes its stack pointer, the address of `pt_regs`; `None` where its code
-/// does not tell. Types may lack the function: pahole leaves out those that the function tracer cannot trace.
+/// Which argument of `do_syscall_64` the kernel's entry makes its stack pointer, the address of
+/// `pt_regs`; `None` where its code does not tell. Types may lack the function: pahole leaves out
+/// those that the function tracer cannot trace.
 pub(crate) fn registers_by_code(
     symbols: &Symbols,
     read: impl FnOnce(Gva, &mut [u8]) -> bool,

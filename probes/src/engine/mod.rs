@@ -1,7 +1,8 @@
 //! The probe engine of one machine: traps, the hit path, sessions.
 //!
-//! The caller owns the machine and keeps one engine for it (which takes the machine's one [`vmm::TrapSink`]), makes a
-//! [`Session`] for everyone who probes, and drains it often enough. Sessions share traps and see nothing of each other.
+//! The caller owns the machine and keeps one engine for it (which takes the machine's one
+//! [`vmm::TrapSink`]), makes a [`Session`] for everyone who probes, and drains it often enough.
+//! Sessions share traps and see nothing of each other.
 //!
 //! Returns: at a function's entry its return address gets a return trap. The trap stays until no
 //! probe of the function's return is left. A hit there counts as a return only if the same task

@@ -104,8 +104,8 @@ pub fn find(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>,
     })
 }
 
-/// Returns the tracepoints that match a pattern. A kernel whose tracepoints cannot be read has none,
-/// unless the pattern names that provider.
+/// Returns the tracepoints that match a pattern. A kernel whose tracepoints cannot be read has
+/// none, unless the pattern names that provider.
 ///
 /// # Errors
 /// If the pattern names the provider, and they cannot be read.
