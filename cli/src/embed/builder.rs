@@ -19,7 +19,7 @@ use crate::tail::Tail;
 use crate::vm::Vm;
 
 /// The largest initramfs that is read, in bytes: more than a guest has memory for.
-pub const LONGEST_INITRAMFS: u64 = 3 << 30;
+const LONGEST_INITRAMFS: u64 = 3 << 30;
 /// The default guest memory in bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
 /// The default command line: a serial console, and no more messages than errors.
@@ -199,10 +199,8 @@ impl VmBuilder {
             }
             Some(Source::Snapshot(folder)) => {
                 let host = Host::open()?;
-                let disks = match self.disks.is_empty() {
-                    true => RestoredDisks::AsSaved,
-                    false => RestoredDisks::Named(self.disks.clone()),
-                };
+                // Others than those in the folder are opened only by the caller's names.
+                let disks = RestoredDisks::Named(self.disks.clone());
                 let (kvm, profile) = (&host.kvm, &host.profile);
                 let restored = snapshot::restore(kvm, profile, folder, &disks, serial)?;
                 // Without the file, kernel and types are found in guest memory.
@@ -219,7 +217,11 @@ impl VmBuilder {
     }
 }
 
-fn read_initramfs(path: &Path) -> Result<Vec<u8>, StartError> {
+/// Reads an initramfs.
+///
+/// # Errors
+/// If it is no regular file, too large, or cannot be read.
+pub fn read_initramfs(path: &Path) -> Result<Vec<u8>, StartError> {
     regular_file::read(path, LONGEST_INITRAMFS).map_err(|source| StartError::Initramfs {
         path: path.to_path_buf(),
         source,

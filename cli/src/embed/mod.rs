@@ -8,7 +8,8 @@ mod expect;
 mod script;
 mod trace;
 
-pub use builder::{LONGEST_INITRAMFS, StartError, VmBuilder};
+pub(crate) use builder::read_initramfs;
+pub use builder::{StartError, VmBuilder};
 pub use expect::Expecting;
 pub use script::Script;
 pub use trace::{Trace, TraceEvent};

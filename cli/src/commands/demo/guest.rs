@@ -50,8 +50,6 @@ pub struct Files {
 pub struct Ready {
     /// The running machine.
     pub vm: Arc<Vm>,
-    /// The machine's serial port.
-    pub serial: Serial,
     /// The machine's origin.
     pub origin: Origin,
 }
@@ -224,7 +222,7 @@ pub fn start(
             Origin::Booted(time)
         }
     };
-    Ok(Ready { vm, serial, origin })
+    Ok(Ready { vm, origin })
 }
 
 fn wait_for_shell(vm: &Vm, serial: &Serial, progress: &Terminal) -> Result<(), Failure> {

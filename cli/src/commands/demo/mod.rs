@@ -44,7 +44,7 @@ const FUNCTIONS: [&str; 7] = [
     "vfs_unlink",
 ];
 /// The workload: endless rounds, ten a second.
-const WORKLOAD: &str = "fsload 0 100\n";
+const WORKLOAD: &str = "fsload 0 100";
 /// The time for the workload to start, so that the kernel has settled when it is hashed.
 const SETTLE: Duration = Duration::from_secs(1);
 
@@ -58,7 +58,7 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
     let files = guest::files(&host, &progress)?;
     let signals = StopSignals::watch()?;
     let entry = super::run::claim(None)?;
-    let Ready { vm, serial, origin } = guest::start(
+    let Ready { vm, origin } = guest::start(
         files,
         host,
         entry.name().clone(),
@@ -76,7 +76,7 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
     let dt = dt::Server::start(&entry.dt(), options, &vm)?;
     let devices = Arc::new(ports::of_session(&vm));
     let ports = ports::server::Server::start(entry.folder(), &devices)?;
-    let outcome = watch(&vm, &serial, args.duration)?;
+    let outcome = watch(&vm, args.duration)?;
     // The cost is measured on a quiet host, without a machine that others could ask.
     vm.machine.stop();
     drop((server, dt, ports));
@@ -118,13 +118,13 @@ impl Outcome {
     }
 }
 
-fn watch(vm: &Arc<Vm>, serial: &serial::Serial, duration: Duration) -> Result<Outcome, Failure> {
+fn watch(vm: &Arc<Vm>, duration: Duration) -> Result<Outcome, Failure> {
     let Some(view) = vm.locate()? else {
         return Err(Failure::new(
             "the guest's kernel is not where it should be; try exotrace demo --rebuild",
         ));
     };
-    serial.type_line(&vm.machine, WORKLOAD)?;
+    vm.type_line(WORKLOAD)?;
     if let Some(end) = vm.machine.wait(Some(SETTLE)) {
         return Err(Failure::new(format_args!(
             "the guest ended before it was traced: {end}"
@@ -167,7 +167,7 @@ fn legend(view: &KernelView, names: &[String], duration: Duration) {
     say(format_args!(
         "tracing for {} s from outside; nothing runs in the guest but its own work ({}):",
         duration.as_secs_f64(),
-        WORKLOAD.trim_end()
+        WORKLOAD
     ));
     for name in names {
         let address = view.symbols.address_of(name).unwrap_or_default();

@@ -2,12 +2,9 @@
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
-use vmm::Machine;
 use vmm::machine::SerialOutput;
 
-use crate::report::Failure;
 use crate::tail::Tail;
 
 /// The number of output bytes kept; the guest prints a few lines.
@@ -16,8 +13,6 @@ const MOST: usize = 1 << 20;
 const READY: &str = "exotrace: ready";
 /// The shell's prompt.
 const PROMPT: &str = "$ ";
-/// The time that the guest has to accept a short line.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The guest's output: its first megabyte, and its end.
 #[derive(Clone)]
@@ -57,29 +52,6 @@ impl Serial {
     fn text(&self) -> String {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()
-    }
-
-    /// Types a line at the shell.
-    ///
-    /// # Errors
-    /// If the guest does not accept it.
-    pub fn type_line(&self, machine: &Machine, line: &str) -> Result<(), Failure> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut rest = line.as_bytes();
-        while !rest.is_empty() {
-            let taken = machine.serial_input(rest);
-            rest = rest.get(taken..).unwrap_or_default();
-            if Instant::now() > deadline {
-                let last = self.last_line();
-                return Err(Failure::new(format_args!(
-                    "the guest's shell takes no input; it last printed: {last}"
-                )));
-            }
-            if !rest.is_empty() {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
-        Ok(())
     }
 }
 

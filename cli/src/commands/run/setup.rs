@@ -1,10 +1,8 @@
 //! Making the machine of a run: its inputs are read first, then it is booted or restored, and held.
 
 use std::io;
-use std::path::Path;
 use std::time::Instant;
 
-use introspect::regular_file;
 use probes::name::ProbePattern;
 use vmm::Machine;
 use vmm::boot::KernelFile;
@@ -15,7 +13,7 @@ use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
 use crate::confinement::{Confinement, Kind};
 use crate::disk::Disk;
-use crate::embed::LONGEST_INITRAMFS;
+use crate::embed::read_initramfs;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::memory_size::HumanSize;
@@ -59,11 +57,6 @@ impl Inputs {
         let initramfs = args.initramfs.as_deref().map(read_initramfs).transpose()?;
         Ok(Self { kernel, initramfs })
     }
-}
-
-fn read_initramfs(path: &Path) -> Result<Vec<u8>, Failure> {
-    regular_file::read(path, LONGEST_INITRAMFS)
-        .map_err(|error| Failure::new(format_args!("initramfs {}: {error}", path.display())))
 }
 
 /// Makes the machine, held before its first instruction, with its threads in `confinement`. Its
