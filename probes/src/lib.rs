@@ -20,6 +20,7 @@
 
 pub mod bt;
 pub mod clock;
+mod doorbell;
 pub mod dt;
 pub mod engine;
 pub mod event;

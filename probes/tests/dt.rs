@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use probes::dt::codes::Request;
 use probes::dt::device::MAX_SESSIONS;
 use probes::dt::{Abi, Device, Errno, Guest, Mapped, Mode, OpenOptions, Refused, Reply, Session};
+use probes::engine::Waiter;
 use probes::kernel_view::KernelView;
 use probes::probe::Probe;
 use support::{Micro, micro};
@@ -102,7 +103,7 @@ fn stats(session: &mut Session) -> [u64; 4] {
 
 /// Reads available events without waiting.
 fn read(session: &mut Session, bytes: u64) -> Result<Vec<u8>, Errno> {
-    let mut no_wait = || Err(Refused::new(Errno::Eintr, "nothing there"));
+    let mut no_wait = |_: Option<&Waiter>| Err(Refused::new(Errno::Eintr, "nothing there"));
     session
         .read(bytes, &mut no_wait)
         .map_err(|refused| refused.errno)
@@ -441,7 +442,7 @@ fn ticks_are_events_or_counted_as_skipped() {
     assert_eq!(errno(session, Request::Enable, &words), None);
     let began = Instant::now();
     assert_eq!(errno(session, Request::Record, &[1]), None);
-    let mut wait = || {
+    let mut wait = |_: Option<&Waiter>| {
         std::thread::sleep(Duration::from_millis(1));
         match began.elapsed() < support::LIMIT {
             true => Ok(()),

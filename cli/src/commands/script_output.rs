@@ -4,7 +4,6 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 
 use crate::output_file::Output;
@@ -12,12 +11,12 @@ use crate::protocol::script::Counts;
 use crate::report::show;
 use crate::scripting::{Job, Rendered};
 use crate::server::outbox::Outbox;
-use crate::tracing::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
+use crate::tracing::{Stop, Stopper, TracePanicked, TraceStartError};
 use crate::vm::Vm;
 
 /// A running script.
 pub struct Running {
-    stop: Sender<()>,
+    stopper: Stopper,
     thread: JoinHandle<(Counts, io::Result<()>)>,
     exited: Arc<AtomicBool>,
 }
@@ -34,18 +33,18 @@ impl Running {
         first: Rendered,
         output: Output,
     ) -> Result<Self, TraceStartError> {
-        let (stop, stopped) = channel();
+        let (stopper, stop) = Stopper::new(job.waiter());
         let exited = Arc::new(AtomicBool::new(false));
         let told = exited.clone();
         let thread = std::thread::Builder::new()
             .name("script".into())
             .spawn(move || {
-                let ended = run(job, first, output, &stopped, &told);
+                let ended = run(job, first, output, &stop, &told);
                 vm.machine.stop();
                 ended
             })?;
         Ok(Self {
-            stop,
+            stopper,
             thread,
             exited,
         })
@@ -62,7 +61,7 @@ impl Running {
     /// # Errors
     /// If the thread panicked.
     pub fn finish(self) -> Result<(Counts, io::Result<()>), TracePanicked> {
-        drop(self.stop);
+        drop(self.stopper);
         self.thread.join().map_err(|_| TracePanicked)
     }
 }
@@ -71,7 +70,7 @@ fn run(
     mut job: Job,
     first: Rendered,
     output: Output,
-    stopped: &Receiver<()>,
+    stop: &Stop,
     exited: &AtomicBool,
 ) -> (Counts, io::Result<()>) {
     let mut outbox = match Outbox::new(output) {
@@ -80,7 +79,7 @@ fn run(
     };
     let mut failed = put(&mut outbox, first);
     while !failed && !job.has_exited() {
-        if stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+        if stop.wait() {
             break;
         }
         // A slow reader loses output and delays nobody.

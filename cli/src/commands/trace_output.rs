@@ -5,10 +5,9 @@
 
 use crate::output_file::Output;
 use crate::protocol::event::ClockPair;
-use crate::tracing::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
+use crate::tracing::{Stop, Stopper, TracePanicked, TraceStartError};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 
 use introspect::kernel::symbols::Symbols;
@@ -38,7 +37,7 @@ pub struct Summary {
 
 /// A running trace.
 pub struct Trace {
-    stop: Sender<()>,
+    stopper: Stopper,
     thread: JoinHandle<Summary>,
 }
 
@@ -55,20 +54,20 @@ impl Trace {
         output: Output,
         format: Format,
     ) -> Result<Self, TraceStartError> {
-        let (stop, stopped) = channel();
+        let (stopper, stop) = Stopper::new(tracing.waiter());
         let hz = vm.tsc_hz();
         let thread = std::thread::Builder::new()
             .name("trace".into())
             .spawn(move || {
                 let mut writer = Writer::new(format, hz);
                 writer.symbols = Some(symbols);
-                let summary = run(&vm, tracing, writer, output, &stopped);
+                let summary = run(&vm, tracing, writer, output, &stop);
                 if summary.written.is_err() {
                     vm.machine.stop();
                 }
                 summary
             })?;
-        Ok(Self { stop, thread })
+        Ok(Self { stopper, thread })
     }
 
     /// Removes the traps and writes the remaining events.
@@ -76,20 +75,14 @@ impl Trace {
     /// # Errors
     /// If the thread panicked.
     pub fn finish(self) -> Result<Summary, TracePanicked> {
-        drop(self.stop);
+        drop(self.stopper);
         self.thread.join().map_err(|_| TracePanicked)
     }
 }
 
-fn run(
-    vm: &Vm,
-    mut tracing: Tracing,
-    mut writer: Writer,
-    output: Output,
-    stopped: &Receiver<()>,
-) -> Summary {
+fn run(vm: &Vm, mut tracing: Tracing, mut writer: Writer, output: Output, stop: &Stop) -> Summary {
     let (written, each) = match Outbox::new(output) {
-        Ok(outbox) => follow(vm, &mut tracing, &mut writer, outbox, stopped),
+        Ok(outbox) => follow(vm, &mut tracing, &mut writer, outbox, stop),
         Err(error) => (Err(error), tracing.stop()),
     };
     Summary {
@@ -104,12 +97,12 @@ fn follow(
     tracing: &mut Tracing,
     writer: &mut Writer,
     mut outbox: Outbox,
-    stopped: &Receiver<()>,
+    stop: &Stop,
 ) -> (io::Result<()>, Vec<ProbeStats>) {
     writer.begin(tracing.began());
     let mut events = Vec::new();
     loop {
-        let ended = stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout);
+        let ended = stop.wait();
         tracing.take_up_files(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
         // A slow reader loses events and delays nobody.

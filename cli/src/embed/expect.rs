@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::trace::wait_until;
 use crate::expect::Expectation;
 use crate::expect::counting::Armed;
 use crate::expect::report::Verdict;
-use crate::tracing::DRAIN_INTERVAL;
 use crate::vm::{GuestError, Vm};
 
 /// Expectations whose hits are counted. Their probes are disabled when it is dropped.
@@ -44,11 +44,8 @@ impl Expecting {
     /// Returns a verdict for each expectation, in their order.
     pub fn verdicts(mut self, limit: Duration) -> Vec<Verdict> {
         let deadline = Instant::now().checked_add(limit);
-        while !self.armed.is_met()
-            && !self.vm.has_ended()
-            && deadline.is_none_or(|at| Instant::now() < at)
-        {
-            std::thread::sleep(DRAIN_INTERVAL);
+        let waiter = self.armed.waiter();
+        while !self.armed.is_met() && !self.vm.has_ended() && wait_until(&waiter, deadline) {
             self.armed.discard_hits();
         }
         let _paused = self.vm.machine.pause();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::trace::wait_until;
 use crate::protocol::script::Counts;
 use crate::protocol::script::ScriptRequest;
 use crate::scripting::{Job, Rendered};
-use crate::tracing::DRAIN_INTERVAL;
 use crate::vm::{GuestError, Vm};
 
 /// Name of a script's text in messages.
@@ -60,11 +60,8 @@ impl Script {
     pub fn run(mut self, limit: Duration) -> (Rendered, Counts) {
         let deadline = Instant::now().checked_add(limit);
         let mut output = self.output();
-        while !self.has_exited()
-            && !self.vm.has_ended()
-            && deadline.is_none_or(|at| Instant::now() < at)
-        {
-            std::thread::sleep(DRAIN_INTERVAL);
+        let waiter = self.job.waiter();
+        while !self.has_exited() && !self.vm.has_ended() && wait_until(&waiter, deadline) {
             output.append(self.job.step());
         }
         let (last, counts) = self.job.finish();

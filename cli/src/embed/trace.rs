@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use probes::engine::{LONGEST_WAIT, Waiter};
 use probes::event::Event;
 
 use crate::protocol::trace::Request;
 use crate::protocol::trace::{Counts, Traced};
-use crate::tracing::DRAIN_INTERVAL;
 use crate::tracing::Tracing;
 use crate::vm::{GuestError, Vm};
 
@@ -52,6 +52,16 @@ impl Vm {
     }
 }
 
+/// Waits for something to drain, until `deadline` at most. Returns `false` if that has passed.
+pub(super) fn wait_until(waiter: &Waiter, deadline: Option<Instant>) -> bool {
+    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+    if left == Some(Duration::ZERO) {
+        return false;
+    }
+    let _ = waiter.wait(None, left.unwrap_or(LONGEST_WAIT));
+    true
+}
+
 impl Trace {
     /// Returns the next event, in the order of time. Returns `None` if there is none within
     /// `timeout`, or the run has ended and all were returned.
@@ -68,10 +78,9 @@ impl Trace {
             if self.tracing.drain(|event| events.push_back(event)) > 0 {
                 continue;
             }
-            if ended || deadline.is_some_and(|at| Instant::now() >= at) {
+            if ended || !wait_until(&self.tracing.waiter(), deadline) {
                 return None;
             }
-            std::thread::sleep(DRAIN_INTERVAL);
         }
     }
 

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use probes::bt::session::{ScriptSession, ScriptStats};
 use probes::clock::unix_ns_now;
-use probes::engine::Engine;
+use probes::engine::{Engine, Waiter};
 use probes::provider::Traceable;
 
 use super::Expectation;
@@ -17,7 +16,7 @@ use super::report::Verdict;
 use crate::protocol::script::ScriptRequest;
 use crate::protocol::trace::Refusal;
 use crate::scripting::{attach, prepare};
-use crate::tracing::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
+use crate::tracing::{Stop, Stopper, TracePanicked, TraceStartError};
 use crate::vm::Vm;
 
 /// The name of a faulty expectation's source in messages.
@@ -85,6 +84,11 @@ impl Armed {
             .collect()
     }
 
+    /// Returns a waiter for the hits and ends to come.
+    pub fn waiter(&self) -> Waiter {
+        self.script.waiter()
+    }
+
     /// Takes the hits that were recorded and forgets them: they are counted already.
     pub fn discard_hits(&mut self) {
         self.script.drain(&mut |_| {});
@@ -146,7 +150,7 @@ pub struct Counted {
 
 /// Expectations that are being counted.
 pub struct Counting {
-    stop: Sender<()>,
+    stopper: Stopper,
     thread: JoinHandle<Counted>,
     met: Arc<AtomicBool>,
 }
@@ -158,13 +162,17 @@ impl Counting {
     /// # Errors
     /// If the thread cannot be made.
     pub fn start(vm: Arc<Vm>, armed: Armed, until_met: bool) -> Result<Self, TraceStartError> {
-        let (stop, stopped) = channel();
+        let (stopper, stop) = Stopper::new(armed.waiter());
         let met = Arc::new(AtomicBool::new(false));
         let told = met.clone();
         let thread = std::thread::Builder::new()
             .name("expect".into())
-            .spawn(move || count(&vm, armed, until_met.then_some(&*told), &stopped))?;
-        Ok(Self { stop, thread, met })
+            .spawn(move || count(&vm, armed, until_met.then_some(&*told), &stop))?;
+        Ok(Self {
+            stopper,
+            thread,
+            met,
+        })
     }
 
     /// Checks whether the machine was stopped because all hold.
@@ -177,14 +185,14 @@ impl Counting {
     /// # Errors
     /// If the thread panicked.
     pub fn finish(self) -> Result<Counted, TracePanicked> {
-        drop(self.stop);
+        drop(self.stopper);
         self.thread.join().map_err(|_| TracePanicked)
     }
 }
 
-fn count(vm: &Vm, mut armed: Armed, met: Option<&AtomicBool>, stopped: &Receiver<()>) -> Counted {
+fn count(vm: &Vm, mut armed: Armed, met: Option<&AtomicBool>, stop: &Stop) -> Counted {
     let mut last = LastHits::default();
-    while stopped.recv_timeout(DRAIN_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+    while !stop.wait() {
         armed.script.drain(&mut |output| last.push(output));
         if let Some(met) = met
             && !met.load(Ordering::SeqCst)

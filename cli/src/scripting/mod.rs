@@ -16,7 +16,7 @@ use probes::bt::compile::Guest;
 use probes::bt::render::{Output, collapsed, json, text};
 use probes::bt::session::{Finder, NotFound, Prepared, ScriptSession};
 use probes::bt::value::Names;
-use probes::engine::Engine;
+use probes::engine::{Engine, Waiter};
 use probes::kernel_view::KernelView;
 use probes::probe::Probe;
 use probes::provider::Traceable;
@@ -85,6 +85,11 @@ impl Job {
     /// Checks whether the script has ended itself.
     pub fn has_exited(&self) -> bool {
         self.script.has_exited()
+    }
+
+    /// Returns a waiter for the output, exit and end to come.
+    pub fn waiter(&self) -> Waiter {
+        self.script.waiter()
     }
 
     /// Returns the output since the last call.

@@ -10,13 +10,14 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use probes::engine::{Client, LONGEST_WAIT, Woken};
+
 use crate::protocol::end::MachineEnd;
 use crate::protocol::script::{Line, PIECE, ScriptRequest, Text};
 use crate::protocol::trace::Refusal;
 use crate::scripting::{Job, Rendered};
 use crate::server::outbox::Outbox;
-use crate::server::trace::{PATIENCE, has_ended, write};
-use crate::tracing::DRAIN_INTERVAL;
+use crate::server::trace::{PATIENCE, write};
 use crate::vm::Vm;
 
 /// Adds what was put out, in lines that the client takes.
@@ -52,10 +53,8 @@ fn pieces(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 ///
 /// # Errors
 /// If the client has disconnected.
-pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, mut stream: UnixStream) -> io::Result<()> {
+pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
-    // The wait for the client's end doubles as the wait for the next drain.
-    stream.set_read_timeout(Some(DRAIN_INTERVAL))?;
     let mut outbox = Outbox::new(Box::new(stream.try_clone()?))?;
     let mut first = Vec::new();
     let (mut job, rendered) = match start(vm, request) {
@@ -74,7 +73,9 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, mut stream: UnixStream) -> i
     write(&mut first, &begin)?;
     write_output(&mut first, &rendered)?;
     let mut failed = outbox.put(first).is_err();
-    while !(failed || job.has_exited() || has_ended(&mut stream)? || vm.has_ended()) {
+    let waiter = job.waiter();
+    let wait = || waiter.wait(Some(Client::until_closed(&stream)), LONGEST_WAIT);
+    while !(failed || job.has_exited() || wait() == Woken::Client || vm.has_ended()) {
         // A slow client loses output and delays nobody.
         let room = outbox.has_room();
         if room == Ok(true) {

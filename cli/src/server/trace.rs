@@ -6,11 +6,12 @@
 //! The client ends the trace by closing its side, as a killed client does too. A slow client loses
 //! events, which are counted: the guest does not wait for it.
 
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use probes::engine::{Client, LONGEST_WAIT, Woken};
 use serde::Serialize;
 
 use crate::guest_kernel::symbolize;
@@ -19,7 +20,6 @@ use crate::protocol::event::EventLine;
 use crate::protocol::trace::Refusal;
 use crate::protocol::trace::{Line, Request};
 use crate::server::outbox::Outbox;
-use crate::tracing::DRAIN_INTERVAL;
 use crate::tracing::Tracing;
 use crate::vm::Vm;
 
@@ -30,7 +30,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// If the client has disconnected.
-pub fn serve(vm: &Arc<Vm>, request: &Request, mut stream: UnixStream) -> io::Result<()> {
+pub fn serve(vm: &Arc<Vm>, request: &Request, stream: UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut output = BufWriter::new(stream.try_clone()?);
     let started = start(vm, request);
@@ -46,16 +46,16 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, mut stream: UnixStream) -> io::Res
         open: tracing.open().map(str::to_owned).collect(),
     };
     send(&mut output, &begin)?;
-    // The wait for the client's end doubles as the wait for the next drain.
-    stream.set_read_timeout(Some(DRAIN_INTERVAL))?;
     let told = output
         .into_inner()
         .map_err(io::IntoInnerError::into_error)?;
     let mut outbox = Outbox::new(Box::new(told))?;
+    let waiter = tracing.waiter();
     let mut known = tracing.traced().len();
     let (mut ended, mut failed) = (false, false);
     while !ended && !failed {
-        ended = has_ended(&mut stream)? || vm.has_ended();
+        let woken = waiter.wait(Some(Client::until_closed(&stream)), LONGEST_WAIT);
+        ended = woken == Woken::Client || vm.has_ended();
         tracing.take_up_files(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
         // A slow client loses events and delays nobody.
@@ -103,28 +103,6 @@ fn start(
     let engine = vm.engine(&view);
     let tracing = Tracing::start(&vm.traceable(&view), &engine, request)?;
     Ok((tracing, symbols))
-}
-
-/// Checks whether the client has closed its side. Waits as long as the stream's read timeout.
-///
-/// # Errors
-/// If the stream fails.
-pub fn has_ended(stream: &mut UnixStream) -> io::Result<bool> {
-    let mut bytes = [0; 4096];
-    match stream.read(&mut bytes) {
-        Ok(0) => Ok(true),
-        Ok(_) => {
-            // The client's input is not expected, and must not cost this thread more time.
-            std::thread::sleep(DRAIN_INTERVAL);
-            Ok(false)
-        }
-        Err(error) => match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
-                Ok(false)
-            }
-            _ => Err(error),
-        },
-    }
 }
 
 fn send(output: &mut impl Write, line: &Line) -> io::Result<()> {

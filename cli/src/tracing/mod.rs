@@ -8,9 +8,13 @@ pub mod text;
 use crate::protocol::trace::{Counts, MOST_PROBES, Refusal, Traced, process};
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use probes::engine::{Capture, Engine, EngineStats, NewFiles, ProbeStats, RingSize, SessionStats};
+use probes::engine::{
+    Capture, Engine, EngineStats, LONGEST_WAIT, NewFiles, ProbeStats, RingSize, SessionStats,
+    Waiter,
+};
 use probes::event::{Event, EventKind, MAX_STATIC_ARGUMENTS};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
@@ -116,7 +120,7 @@ impl Tracing {
         }
         let new_files = match open.is_empty() {
             true => None,
-            false => Some(engine.new_files().ok_or_else(|| {
+            false => Some(session.new_files().ok_or_else(|| {
                 format!(
                     "{}: no process has it mapped, and the kernel does not tell of new ones",
                     open[0]
@@ -190,6 +194,11 @@ impl Tracing {
     /// Returns the probes of patterns that cannot be enabled, with reasons.
     pub fn skipped(&self) -> &[String] {
         &self.skipped
+    }
+
+    /// Returns a waiter for the events, files and ends to come.
+    pub fn waiter(&self) -> Waiter {
+        self.session.waiter()
     }
 
     /// Passes the events recorded since the last call to `each`, in time order.
@@ -333,9 +342,41 @@ pub fn count_by_provider<'n>(names: impl Iterator<Item = &'n str>) -> Vec<(Strin
     counts
 }
 
-/// How often the rings are emptied. They hold some ten times what the fastest guest makes in this
-/// time.
-pub const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
+/// Ends a draining thread when it is dropped.
+pub struct Stopper(Stop);
+
+/// The draining thread's side of a [`Stopper`].
+#[derive(Clone)]
+pub struct Stop {
+    waiter: Waiter,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Stopper {
+    /// Makes both sides, for the thread that drains by `waiter`.
+    pub fn new(waiter: Waiter) -> (Self, Stop) {
+        let stop = Stop {
+            waiter,
+            stopped: Arc::default(),
+        };
+        (Self(stop.clone()), stop)
+    }
+}
+
+impl Drop for Stopper {
+    fn drop(&mut self) {
+        self.0.stopped.store(true, Ordering::SeqCst);
+        self.0.waiter.wake();
+    }
+}
+
+impl Stop {
+    /// Waits until there may be something to drain. Returns whether the thread is to end.
+    pub fn wait(&self) -> bool {
+        let _ = self.waiter.wait(None, LONGEST_WAIT);
+        self.stopped.load(Ordering::SeqCst)
+    }
+}
 
 /// The trace's thread cannot be made.
 #[derive(Debug, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test --manifest-path probes/loom/Cargo.toml --release` runs the
 //! model (`probes/src/ring/loom_model.rs`).
 #![forbid(unsafe_code)]
+#![allow(dead_code, reason = "the engine uses the rest")]
 
 #[path = "../../src/merge.rs"]
 pub mod merge;

@@ -382,27 +382,28 @@ impl Session {
     }
 
     /// Reads events: at least one, and at most as many as begin within `bytes` bytes. While there
-    /// is none, `wait` is called repeatedly. It waits for a while, or ends the read with an error.
-    /// The last event is cut off at `bytes`.
+    /// is none, `wait` is called repeatedly, with the waiter for events if any are enabled. It waits
+    /// for a while, or ends the read with an error. The last event is cut off at `bytes`.
     ///
     /// # Errors
     /// `EMSGSIZE` for 0 bytes; the errors of `wait`.
     pub fn read(
         &mut self,
         bytes: u64,
-        wait: &mut dyn FnMut() -> Result<(), Refused>,
+        wait: &mut dyn FnMut(Option<&engine::Waiter>) -> Result<(), Refused>,
     ) -> Result<Vec<u8>, Refused> {
         if bytes == 0 {
             return Err(Refused::new(Errno::Emsgsize, "a read of no bytes"));
         }
         let most = bytes.div_ceil(self.abi.event_size() as u64);
         let most = usize::try_from(most.min(MOST_EVENTS)).unwrap_or(1);
+        let waiter = self.tracer.as_ref().map(engine::Session::waiter);
         loop {
             self.gather();
             if self.queues.waiting() > 0 {
                 break;
             }
-            wait()?;
+            wait(waiter.as_ref())?;
         }
         let events = match self.mode {
             Mode::Strict => self.queues.take_by_cpu(most),

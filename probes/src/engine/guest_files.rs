@@ -18,6 +18,7 @@ use super::Engine;
 use super::calls::Calls;
 use super::hit::{Hit, HitPath};
 use super::returns::Returning;
+use super::session::Waiter;
 use super::watch::Watch;
 use crate::kernel_view::KernelView;
 
@@ -39,9 +40,15 @@ pub struct NewFile {
 /// The listeners for new files.
 #[derive(Default)]
 pub(super) struct Waiting {
-    listeners: Mutex<Vec<Sender<NewFile>>>,
+    listeners: Mutex<Vec<Listener>>,
     /// Files that were reported.
     known: Mutex<HashSet<Gva>>,
+}
+
+/// The sending side of a [`NewFiles`].
+struct Listener {
+    files: Sender<NewFile>,
+    waiter: Waiter,
 }
 
 pub(super) type Listeners = Arc<Waiting>;
@@ -54,8 +61,13 @@ pub struct NewFiles {
 }
 
 impl NewFiles {
-    pub(super) fn listen(engine: &Engine) -> Option<Self> {
+    /// Listens for a session whose drainer waits by `waiter`.
+    pub(super) fn listen(engine: &Engine, waiter: Waiter) -> Option<Self> {
         let (sender, files) = channel();
+        let listener = Listener {
+            files: sender,
+            waiter,
+        };
         let waiting = &engine.0.listeners;
         // No file was reported to a new listener yet.
         waiting
@@ -67,7 +79,7 @@ impl NewFiles {
             .listeners
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(sender);
+            .push(listener);
         engine.watch_files().then(|| Self {
             engine: engine.clone(),
             files,
@@ -171,7 +183,9 @@ impl Watch for FileWatch {
         let held = Arc::new(cpu.hold());
         listeners.retain(|listener| {
             let _held = held.clone();
-            listener.send(NewFile { mapping, _held }).is_ok()
+            let sent = listener.files.send(NewFile { mapping, _held });
+            listener.waiter.wake();
+            sent.is_ok()
         });
     }
 }

@@ -51,13 +51,14 @@ use introspect::{CpuRegisters, Gva};
 use vmm::machine::Handle;
 use vmm::sharded_map::{Changes, ShardedMap};
 
+pub use crate::doorbell::{Client, LONGEST_WAIT, Woken};
 pub(crate) use arming::ArmedAt;
 pub use arming::EnableError;
 pub use filter::{Filter, Match};
 pub use guest_files::{NewFile, NewFiles};
 pub use plan::{Capture, StringArgument};
 pub use program::{HitOutcome, ProbeHit, Program, TaskIdentity};
-pub use session::{ProbeStats, RingSize, Session, SessionError, SessionStats};
+pub use session::{ProbeStats, RingSize, Session, SessionError, SessionStats, Waiter};
 
 use crate::kernel_view::KernelView;
 use crate::kernel_view::entry_function;
@@ -142,7 +143,7 @@ struct Inner {
     text_locks: TextLocks,
     /// Whether sites are suspended for a change of the guest's text that had begun before the first
     /// probe.
-    keeps_free: AtomicBool,
+    keeps_free: Arc<AtomicBool>,
     followers: Followers,
     listeners: Listeners,
     ticker: timers::Ticker,
@@ -202,7 +203,7 @@ impl Engine {
         Self(Arc::new(Inner {
             ticker: timers::Ticker::new(machine.clone()),
             text_locks: TextLocks::new(&view),
-            keeps_free: AtomicBool::default(),
+            keeps_free: Arc::default(),
             machine,
             view,
             system_calls,
@@ -220,13 +221,6 @@ impl Engine {
     /// If rings of this size cannot be allocated.
     pub fn session(&self, size: RingSize) -> Result<Session, SessionError> {
         Session::new(self.clone(), size)
-    }
-
-    /// Reports files that are mapped for execution from now on, each once, while the guest is
-    /// paused. `None` if the kernel cannot be watched for that.
-    #[must_use]
-    pub fn new_files(&self) -> Option<NewFiles> {
-        NewFiles::listen(self)
     }
 
     /// Sets the unwinder for kernel stacks.

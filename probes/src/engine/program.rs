@@ -75,6 +75,11 @@ pub struct ProbeHit<'h> {
 }
 
 impl ProbeHit<'_> {
+    /// Wakes the thread that drains the session, though the hit has no record.
+    pub fn wake(&self) {
+        self.probe.session.doorbell.ring();
+    }
+
     /// Returns the number of the probe within the session.
     #[must_use]
     pub fn probe(&self) -> u32 {

@@ -4,13 +4,16 @@
 //! itself. Dropping it disables its probes and disarms the traps that no other session needs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use introspect::memory_budget::{Held, OverBudget, Purpose};
+use vmm::machine::EndWatch;
 
 use super::plan::{Capture, Enabled, ProbeCounters};
 use super::program::Program;
-use super::{ArmedAt, EnableError, Engine, Filter};
+use super::{ArmedAt, EnableError, Engine, Filter, NewFiles};
+use crate::doorbell::{Client, Doorbell, LONGEST_WAIT, PACE, Woken};
 use crate::event::{Event, HEADER_WORDS, MAX_STRING};
 use crate::merge::drain_in_order;
 use crate::probe::Probe;
@@ -53,6 +56,56 @@ pub(crate) struct SessionShared {
     pub(crate) rings: Vec<Ring>,
     /// Timer ticks without an event of their own: one for each vCPU and turn that came too late.
     pub(crate) skipped_ticks: Arc<AtomicU64>,
+    /// Wakes the drainer.
+    pub(crate) doorbell: Doorbell,
+}
+
+impl SessionShared {
+    /// Wakes the drainer if it waits and the vCPU of `ring` has queued records.
+    #[inline]
+    pub(crate) fn pushed(&self, ring: &Ring) {
+        if !ring.is_empty() {
+            self.doorbell.ring_if_awaited();
+        }
+    }
+}
+
+/// Waits for a session's next records, apart from the session itself: a thread that shares the
+/// session under a lock waits without the lock. Clones wait for the same session; one at a time may
+/// wait.
+#[derive(Clone)]
+pub struct Waiter {
+    shared: Arc<SessionShared>,
+    keeps_free: Arc<AtomicBool>,
+}
+
+impl Waiter {
+    /// Waits until there may be something to do: records to drain, a file to
+    /// [look at](super::NewFiles), the machine's end, or a call of [`wake`](Self::wake). Waits at
+    /// most `limit`, and never longer than [`LONGEST_WAIT`]. Records that follow each other quickly
+    /// are waited for together.
+    ///
+    /// `client` is a stream that ends the wait, too.
+    pub fn wait(&self, client: Option<Client<'_>>, limit: Duration) -> Woken {
+        let SessionShared {
+            rings, doorbell, ..
+        } = &*self.shared;
+        // Whether the guest still changes its text can only be asked.
+        let longest = match self.keeps_free.load(Ordering::Relaxed) {
+            true => PACE,
+            false => LONGEST_WAIT,
+        };
+        doorbell.wait(
+            || rings.iter().all(Ring::is_empty),
+            client,
+            limit.min(longest),
+        )
+    }
+
+    /// Ends a wait in progress, or the next one.
+    pub fn wake(&self) {
+        self.shared.doorbell.ring();
+    }
 }
 
 /// The counters of one probe. Exact while the guest is paused; then `hits = filtered + recorded +
@@ -107,6 +160,9 @@ pub enum SessionError {
     /// The memory budget has no room for the rings.
     #[error(transparent)]
     Memory(#[from] OverBudget),
+    /// The process has no descriptor left.
+    #[error("a session needs a descriptor to be woken by: {0}")]
+    Descriptor(#[from] rustix::io::Errno),
 }
 
 /// One client's probes and rings.
@@ -120,6 +176,8 @@ pub struct Session {
     past: ProbeStats,
     /// Disabled probes that may still count a hit in progress.
     retired: Vec<Arc<Enabled>>,
+    /// Wakes the drainer when the machine ends.
+    _end: EndWatch,
 }
 
 impl Session {
@@ -134,13 +192,17 @@ impl Session {
         let rings = (0..engine.vcpus())
             .map(|_| Ring::new(size.slots, words))
             .collect::<Result<_, _>>()?;
+        let shared = Arc::new(SessionShared {
+            rings,
+            skipped_ticks: Arc::default(),
+            doorbell: Doorbell::new()?,
+        });
+        let at_end = shared.clone();
         Ok(Self {
             _held: held,
+            _end: engine.machine().watch_end(move || at_end.doorbell.ring()),
             engine,
-            shared: Arc::new(SessionShared {
-                rings,
-                skipped_ticks: Arc::default(),
-            }),
+            shared,
             active: Vec::new(),
             past: ProbeStats::default(),
             retired: Vec::new(),
@@ -263,6 +325,22 @@ impl Session {
         drain_in_order(&self.shared.rings, vmm::host_tsc, each)
     }
 
+    /// Returns a waiter for the records to come.
+    #[must_use]
+    pub fn waiter(&self) -> Waiter {
+        Waiter {
+            shared: self.shared.clone(),
+            keeps_free: self.engine.0.keeps_free.clone(),
+        }
+    }
+
+    /// Reports files that are mapped for execution from now on, each once, while the guest is
+    /// paused. `None` if the kernel cannot be watched for that.
+    #[must_use]
+    pub fn new_files(&self) -> Option<NewFiles> {
+        NewFiles::listen(&self.engine, self.waiter())
+    }
+
     /// Returns the number of programs' records that were dropped because a ring was full.
     #[must_use]
     pub fn dropped_records(&self) -> u64 {
@@ -307,6 +385,8 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.disable_all();
+        // A waiter on another thread sees the end at once.
+        self.shared.doorbell.ring();
     }
 }
 

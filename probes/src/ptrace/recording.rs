@@ -1,16 +1,12 @@
 //! Moves records from the engine's rings to the log, on a thread of its own.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use super::record::{RECORD_BYTES, Record};
 use crate::clock::Clock;
-use crate::engine::Session;
+use crate::engine::{LONGEST_WAIT, Session, Waiter};
 use crate::port::EventLog;
-
-/// The time between two drains of the rings.
-const INTERVAL: Duration = Duration::from_millis(5);
 
 /// The state that turns a session's words into records.
 pub(super) struct Recording {
@@ -96,7 +92,7 @@ pub(super) fn record(
 struct Shared {
     /// The recording; `None` once the thread is to end.
     recording: Mutex<Option<Recording>>,
-    ends: Condvar,
+    waiter: Waiter,
 }
 
 /// The draining thread. After a drop the thread has ended and the session's probes are disarmed.
@@ -112,8 +108,8 @@ impl Drainer {
     /// The thread cannot be made.
     pub(super) fn start(recording: Recording) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
+            waiter: recording.session.waiter(),
             recording: Mutex::new(Some(recording)),
-            ends: Condvar::new(),
         });
         let thread = std::thread::Builder::new().name("ptrace".into()).spawn({
             let shared = shared.clone();
@@ -141,20 +137,16 @@ impl Shared {
     }
 
     fn run(&self) {
-        let mut recording = self.lock();
-        while let Some(open) = recording.as_mut() {
-            open.drain();
-            let waited = self.ends.wait_timeout(recording, INTERVAL);
-            recording = waited.unwrap_or_else(PoisonError::into_inner).0;
+        while self.lock().as_mut().map(Recording::drain).is_some() {
+            let _ = self.waiter.wait(None, LONGEST_WAIT);
         }
     }
 }
 
 impl Drop for Drainer {
     fn drop(&mut self) {
-        // Probes are removed while nobody holds the lock.
+        // Probes are removed while nobody holds the lock. The session's end wakes the thread.
         let recording = self.shared.lock().take();
-        self.shared.ends.notify_all();
         drop(recording);
         let thread = self.thread.take();
         if thread.is_some_and(|thread| thread.join().is_err()) {

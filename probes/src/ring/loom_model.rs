@@ -12,6 +12,7 @@
 use loom::sync::Arc;
 use loom::thread;
 
+use super::awaited::Awaited;
 use super::*;
 
 /// Returns a record of one or two words, so that a stale length would show.
@@ -58,6 +59,25 @@ fn nothing_is_torn_reordered_or_unaccounted_for() {
             (seen.len() as u64, seen.len() as u64)
         );
         assert_eq!(stats.pushed + stats.dropped, ATTEMPTS);
+    });
+}
+
+/// Checks that a reader which sleeps is woken: it sees the record, or the pusher its announcement.
+#[test]
+fn a_reader_that_finds_nothing_is_found_waiting() {
+    loom::model(|| {
+        let ring = Arc::new(Ring::new(2, 1).unwrap());
+        let awaited = Arc::new(Awaited::default());
+        let pusher = thread::spawn({
+            let (ring, awaited) = (Arc::clone(&ring), Arc::clone(&awaited));
+            move || {
+                assert!(ring.visit(|| 1).push(&[]));
+                awaited.is_set()
+            }
+        });
+        awaited.set();
+        let is_seen = ring.peek_time().is_some();
+        assert!(pusher.join().unwrap() || is_seen);
     });
 }
 

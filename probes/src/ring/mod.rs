@@ -35,6 +35,7 @@
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
+pub(crate) mod awaited;
 #[cfg(all(test, loom))]
 mod loom_model;
 #[cfg(all(test, not(loom)))]
@@ -283,6 +284,12 @@ impl Ring {
             return None;
         }
         Some((read, self.slot(read)?))
+    }
+
+    /// Checks whether no record is queued. Either side may call it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.popper.read.load(Ordering::Relaxed) == self.pusher.pushed.load(Ordering::Relaxed)
     }
 
     /// Returns the time of the oldest record, which stays in the ring. Call it on the reader's

@@ -9,7 +9,7 @@ use super::command::Command;
 use super::configuration::ConfigText;
 use super::functions::{self, Function};
 use super::program::{self, Recorder, Settings, WORDS};
-use crate::engine::{Engine, Filter, RingSize, Session};
+use crate::engine::{Engine, Filter, LONGEST_WAIT, RingSize, Session, Waiter};
 use crate::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError, Refusal};
 use crate::probe::Moment;
 use crate::provider::kprobe;
@@ -23,8 +23,6 @@ const MOST_WATCHED: usize = 64;
 const MOST_TRACES: usize = 256;
 /// The number of slots of each vCPU's ring, from which records go on to the log.
 const SLOTS: usize = 1 << 14;
-/// The interval at which rings are drained into the log.
-const GATHER_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The counters of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -183,9 +181,10 @@ impl Device {
         if armed.is_ok() {
             state.started += 1;
             let (inner, started) = (Arc::downgrade(&self.0), state.started);
+            let waiter = session.waiter();
             armed = std::thread::Builder::new()
                 .name("trace-log".into())
-                .spawn(move || keep_gathering(&inner, started))
+                .spawn(move || keep_gathering(&inner, started, &waiter))
                 .map(drop)
                 .map_err(|error| failed(&error));
         }
@@ -385,9 +384,9 @@ fn disarm(trace: &mut Trace, session: &mut Session) {
 }
 
 /// Drains until the device stops, is started again or is dropped.
-fn keep_gathering(device: &Weak<Inner>, started: u64) {
+fn keep_gathering(device: &Weak<Inner>, started: u64, waiter: &Waiter) {
     loop {
-        std::thread::sleep(GATHER_INTERVAL);
+        let _ = waiter.wait(None, LONGEST_WAIT);
         let Some(device) = device.upgrade() else {
             return;
         };

@@ -12,7 +12,7 @@
 //!
 //! Locking: one mutex guards all state here. It is never held while KVM_RUN or a [`Job`] runs.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,9 @@ pub(crate) type Job = Box<dyn FnOnce(&mut Vcpu) + Send>;
 
 /// Work for the device thread, between two calls of devices.
 pub(crate) type DeviceJob = Box<dyn FnOnce() + Send>;
+
+/// A call at the end of the run. It must not wait.
+pub(crate) type AtEnd = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
@@ -55,6 +58,8 @@ struct State {
     device_jobs: VecDeque<DeviceJob>,
     /// The reason for the end of the run. The first one counts.
     end: Option<RunEnd>,
+    /// The calls to make at that end, by their numbers.
+    at_end: BTreeMap<u64, AtEnd>,
     /// Whether the threads are to leave.
     leave: bool,
 }
@@ -87,6 +92,7 @@ impl Control {
                 device_works: false,
                 device_jobs: VecDeque::new(),
                 end: None,
+                at_end: BTreeMap::new(),
                 leave: false,
             }),
             changed: Condvar::new(),
@@ -340,6 +346,33 @@ impl Control {
         state.end.get_or_insert(reason);
         state.kick_running(None);
         self.changed.notify_all();
+        let at_end = std::mem::take(&mut state.at_end);
+        drop(state);
+        at_end.into_values().for_each(|call| call());
+    }
+
+    /// Calls `at_end` when the run ends, or at once if it has ended. Returns the number by which
+    /// [`unwatch_end`](Self::unwatch_end) prevents that.
+    pub(crate) fn watch_end(&self, at_end: AtEnd) -> u64 {
+        let mut state = self.lock();
+        if state.end.is_some() {
+            drop(state);
+            at_end();
+            return 0;
+        }
+        let number = state
+            .at_end
+            .last_key_value()
+            .map_or(1, |(last, _)| last + 1);
+        state.at_end.insert(number, at_end);
+        number
+    }
+
+    /// Drops the call of this number, if it was not made.
+    pub(crate) fn unwatch_end(&self, number: u64) {
+        let call = self.lock().at_end.remove(&number);
+        // Dropped without the lock: it may own anything.
+        drop(call);
     }
 
     /// Returns the reason for the end of the run, if it has ended.

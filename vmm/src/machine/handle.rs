@@ -30,6 +30,18 @@ pub struct Handle {
     pub(super) shared: Arc<Shared>,
 }
 
+/// A call that is made at the end of the run, unless this is dropped before.
+pub struct EndWatch {
+    number: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for EndWatch {
+    fn drop(&mut self) {
+        self.shared.control.unwatch_end(self.number);
+    }
+}
+
 impl Deref for Machine {
     type Target = Handle;
 
@@ -47,6 +59,15 @@ impl Handle {
     /// Pauses all vCPUs until the result is dropped. Pauses nest.
     pub fn pause(&self) -> Paused {
         self.shared.control.pause()
+    }
+
+    /// Calls `at_end` when the run ends, or at once if it has ended. It must not wait. Drop the
+    /// result to prevent that.
+    pub fn watch_end(&self, at_end: impl FnOnce() + Send + 'static) -> EndWatch {
+        EndWatch {
+            number: self.shared.control.watch_end(Box::new(at_end)),
+            shared: self.shared.clone(),
+        }
     }
 
     /// Returns the number of vCPUs.

@@ -32,7 +32,7 @@ pub use devices::virtio::console::{
     EndOfFile, NullBackend, PortBackend, PortConfig, PortStats, Size, WhenFull,
 };
 pub use end::RunEnd;
-pub use handle::Handle;
+pub use handle::{EndWatch, Handle};
 pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
     ConsoleConfig, ConsolePorts, DiskConfig, MAX_DEVICES, VirtioConfig, VirtioError, VirtioStats,

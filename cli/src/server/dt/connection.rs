@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use probes::dt::wire::{self, Call, HEADER_SIZE, OPEN_SIZE};
 use probes::dt::{Errno, Refused, Reply, Session};
+use probes::engine::{Client as WaitingClient, LONGEST_WAIT, Waiter};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -16,11 +17,6 @@ use crate::server::dt::Shared;
 
 /// The time that a client has to complete a request, or to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The interval of checks for events while a client waits for them.
-const LOOK_INTERVAL: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 2_000_000,
-};
 
 /// Serves a client until it closes its connection.
 ///
@@ -138,7 +134,7 @@ impl Client<'_> {
             },
             Call::Read(bytes) => {
                 let (stream, shared) = (self.stream, self.shared);
-                let mut wait = || wait_a_moment(stream, shared);
+                let mut wait = |waiter: Option<&Waiter>| wait_for_event(waiter, stream, shared);
                 Ok(Reply {
                     bytes: self.session.read(bytes, &mut wait)?,
                     ..Reply::default()
@@ -148,10 +144,23 @@ impl Client<'_> {
     }
 }
 
-/// Waits a moment, unless the client sends another request or disconnects, or the machine ends.
-fn wait_a_moment(stream: &UnixStream, shared: &Shared) -> Result<(), Refused> {
+/// Waits until there may be an event. Ends the read if the client sends another request or
+/// disconnects, or the machine ends.
+fn wait_for_event(
+    waiter: Option<&Waiter>,
+    stream: &UnixStream,
+    shared: &Shared,
+) -> Result<(), Refused> {
+    let limit = match waiter {
+        Some(waiter) => {
+            let _ = waiter.wait(Some(WaitingClient::until_request(stream)), LONGEST_WAIT);
+            Duration::ZERO
+        }
+        None => LONGEST_WAIT,
+    };
     let mut watched = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
-    let _ = poll(&mut watched, Some(&LOOK_INTERVAL));
+    let limit = Timespec::try_from(limit).unwrap_or_default();
+    let _ = poll(&mut watched, Some(&limit));
     let [watched] = watched;
     let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
     if watched.revents().intersects(gone) {

@@ -20,7 +20,7 @@ use super::record;
 use super::render::Output;
 use super::run::{Ended, ProbeTexts, Shared, run};
 use super::value::Value;
-use crate::engine::{HitOutcome, ProbeHit, ProbeStats, Program, Session};
+use crate::engine::{HitOutcome, ProbeHit, ProbeStats, Program, Session, Waiter};
 use crate::probe::Probe;
 pub use prepared::{Finder, NotFound, Prepared, StartError};
 
@@ -47,6 +47,9 @@ impl Program for ScriptProgram {
             if run(code, &self.shared, &context, &self.texts) == Ended::HitOutcome {
                 ran = HitOutcome::Accepted;
             }
+        }
+        if self.shared.exited.load(Ordering::Relaxed) {
+            hit.wake();
         }
         ran
     }
@@ -104,6 +107,12 @@ impl ScriptSession {
     #[must_use]
     pub fn dialect(&self) -> Dialect {
         self.shared.dialect
+    }
+
+    /// Returns a waiter for the output to come.
+    #[must_use]
+    pub fn waiter(&self) -> Waiter {
+        self.session.waiter()
     }
 
     /// Passes on the output since the last call, in order. It never waits.

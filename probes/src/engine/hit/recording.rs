@@ -55,6 +55,9 @@ impl HitPath {
             true => count(&probe.counters.recorded),
             false => count(&probe.counters.dropped),
         }
+        // The record can be drained once its visit has ended.
+        drop(visit);
+        probe.session.doorbell.ring_if_awaited();
     }
 
     /// Counts and records a hit that [`admits`](Self::admits) has admitted, if the rates allow it.
@@ -76,10 +79,12 @@ impl HitPath {
                 fired,
                 visit: &visit,
             });
-            return count(match ran {
+            count(match ran {
                 HitOutcome::Accepted => &probe.counters.recorded,
                 HitOutcome::Filtered => &probe.counters.filtered,
             });
+            drop(visit);
+            return probe.session.pushed(ring);
         }
         let header = Header::of(hit, probe, fired.pc);
         let pushed = visit.push_with(|slot| {
@@ -97,6 +102,8 @@ impl HitPath {
             true => count(&probe.counters.recorded),
             false => count(&probe.counters.dropped),
         }
+        drop(visit);
+        probe.session.doorbell.ring_if_awaited();
     }
 
     /// Captures the values of a hit other than its arguments.

@@ -31,6 +31,7 @@ use super::session::SessionShared;
 use super::stacks::Stacks;
 use super::system_call::system_call_key;
 use super::user_text::UserSites;
+use crate::doorbell::Doorbell;
 use crate::event::{Event, EventKind};
 use crate::kernel_view::KernelView;
 use crate::merge::drain_in_order;
@@ -86,6 +87,7 @@ impl Rings {
         Self(Arc::new(SessionShared {
             rings,
             skipped_ticks: Arc::default(),
+            doorbell: Doorbell::new().unwrap(),
         }))
     }
 

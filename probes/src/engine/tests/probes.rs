@@ -387,6 +387,7 @@ fn arguments_that_do_not_fit_are_left_out() {
     let rings = Rings(Arc::new(SessionShared {
         rings: vec![Ring::new(4, 6).unwrap()],
         skipped_ticks: Arc::default(),
+        doorbell: Doorbell::new().unwrap(),
     }));
     guest.enable(READ, &rings.probe(0, Entry, Filter::default()));
     guest.hit(0, READ, STACK, 0);
