@@ -50,7 +50,8 @@ pub enum CoreFileError {
     },
     /// The file is another kind of ELF file, or for another architecture.
     #[error(
-        "an ELF file of type {found} for machine {machine}; a core file (type 4) for x86-64 (machine 62) is wanted"
+        "invalid ELF file: expected a core file (type 4) for x86-64 (machine 62), found type {found} for machine \
+         {machine}"
     )]
     NotCore {
         /// `e_type`.

@@ -32,7 +32,7 @@ pub enum FilesError {
     },
     /// The table's size is impossible.
     #[error(
-        "the fdtable at {table} is said to have room for {found} files, which is no multiple of 64 up to {MAX_FILES}"
+        "invalid fdtable at {table}: expected room for a multiple of 64 files up to {MAX_FILES}, found {found}"
     )]
     Size {
         /// Address of the `fdtable`.
@@ -383,7 +383,7 @@ mod tests {
             (
                 (TABLE, 65, 4),
                 &[][..],
-                "fdtable at 0xffff888001000300 is said to have room for 65 files",
+                "fdtable at 0xffff888001000300: expected room for a multiple of 64 files up to 1048576, found 65",
             ),
             ((TABLE, 1 << 21, 4), &[], "room for 2097152 files"),
             (

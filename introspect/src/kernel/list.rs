@@ -61,7 +61,7 @@ pub enum ListError {
     },
     /// A link leads outside the kernel.
     #[error(
-        "the list {list} is broken: its link at {link} leads to {found}, which is no kernel address"
+        "the list {list} is broken: its link at {link} leads to {found}, expected a kernel address"
     )]
     Wild {
         /// The name of the list.
@@ -82,7 +82,7 @@ pub enum ListError {
         head: Gva,
     },
     /// The ring has more entries than the caller's limit.
-    #[error("the list {list} is taken for broken: it has more than {limit} entries")]
+    #[error("the list {list} is presumed broken: it has more than {limit} entries")]
     TooLong {
         /// The name of the list.
         list: &'static str,
@@ -192,7 +192,7 @@ mod tests {
                 &[(0, 0x110), (0x110, to_user)][..],
                 9,
                 vec![0x100],
-                "things is broken: its link at 0xffff888001000110 leads to 0x0, which is no kernel address",
+                "things is broken: its link at 0xffff888001000110 leads to 0x0, expected a kernel address",
             ),
             (
                 &[(0, unmapped)],

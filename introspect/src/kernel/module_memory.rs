@@ -53,7 +53,9 @@ pub enum ModuleMemoryError {
     #[error(transparent)]
     Structure(#[from] StructureError),
     /// A range is impossible.
-    #[error("module at {module}: {size:#x} bytes at {base} are no addresses of the kernel")]
+    #[error(
+        "invalid memory of the module at {module}: expected kernel addresses, found {size:#x} bytes at {base}"
+    )]
     BadRange {
         /// The address of the `struct module`.
         module: Gva,

@@ -53,7 +53,8 @@ pub enum ModuleSymbolsError {
     },
     /// The number of symbols is absurd.
     #[error(
-        "module {module} is said to have {found} symbols, more than {MAX_SYMBOLS} or than all modules may have: refused"
+        "invalid symbol table of module {module}: found {found} symbols, more than {MAX_SYMBOLS} or than all modules \
+         may have"
     )]
     TooMany {
         /// The module's name.
@@ -338,7 +339,7 @@ mod tests {
     #[test]
     fn tables_that_cannot_be_are_refused_by_name() {
         for (address, value, expected) in [
-            (TABLES + 8, 0x40_0000, "module kvm is said to have 4194304"),
+            (TABLES + 8, 0x40_0000, "module kvm: found 4194304 symbols"),
             (TABLES, 0x40_0000, "module kvm: module symbol table: its"),
             (TABLES + 24, 0, "module kvm: module symbol kinds: its"),
             (TABLES + 16, 0, "module kvm: module symbol names: its"),
@@ -377,7 +378,7 @@ mod tests {
         let text: Vec<_> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(
             text,
-            ["module broken: module: its pointer is 0x1000, which is no kernel address"]
+            ["module broken: module: its pointer is 0x1000, expected a kernel address"]
         );
     }
 }

@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(names(&found), ["good", "odd"]);
         let text = found.error.unwrap().to_string();
         assert!(
-            text.ends_with("0x1000 bytes at 0x400000 are no addresses of the kernel"),
+            text.ends_with("expected kernel addresses, found 0x1000 bytes at 0x400000"),
             "{text}"
         );
         assert_eq!(found.items[1].state.to_string(), "state 7");

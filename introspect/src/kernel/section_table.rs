@@ -107,7 +107,7 @@ pub enum SectionTableError {
     },
     /// The array's bounds are invalid.
     #[error(
-        "{owner}: the {kind} is said to be from {start} to {end}, which is no array of entries of {entry} bytes"
+        "{owner}: invalid {kind}: expected an array of entries of {entry} bytes, found {start} to {end}"
     )]
     Bounds {
         /// The array's name.
@@ -122,9 +122,7 @@ pub enum SectionTableError {
         entry: u64,
     },
     /// The number of entries is absurd.
-    #[error(
-        "{owner}: the {kind} is said to have {found} entries, and all of them together at most {most}: refused"
-    )]
+    #[error("{owner}: invalid {kind}: expected at most {most} entries in all, found {found}")]
     TooMany {
         /// The array's name.
         kind: &'static str,
@@ -324,16 +322,17 @@ mod tests {
                 BASE,
                 BASE + 7,
                 8,
-                "the kernel: the table is said to be from 0xffff888001000000 to 0xffff888001000007",
+                "the kernel: invalid table: expected an array of entries of 4 bytes, found \
+                 0xffff888001000000 to 0xffff888001000007",
             ),
-            (BASE + 8, BASE, 8, "no array of entries of 4 bytes"),
+            (BASE + 8, BASE, 8, "expected an array of entries of 4 bytes"),
             (
                 BASE,
                 BASE + 36,
                 8,
-                "9 entries, and all of them together at most 8",
+                "expected at most 8 entries in all, found 9",
             ),
-            (BASE, BASE + 8, 1, "2 entries, and all"),
+            (BASE, BASE + 8, 1, "entries in all, found 2"),
             (
                 WILD - 8,
                 WILD + 8,
@@ -357,7 +356,7 @@ mod tests {
                 ModuleState::Coming,
                 u64::from(u32::MAX),
                 BASE,
-                Err("module it: the table is said to have 4294967295 entries"),
+                Err("module it: invalid table"),
             ),
             (
                 ModuleState::Live,

@@ -10,7 +10,7 @@ use crate::{Gva, MemoryView};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StructureError {
     /// The pointer to the structure is invalid.
-    #[error("{structure}: its pointer is {found}, which is no kernel address")]
+    #[error("{structure}: its pointer is {found}, expected a kernel address")]
     NoKernelAddress {
         /// The kind of structure.
         structure: &'static str,
@@ -250,7 +250,7 @@ mod tests {
         let user = Structure::at(view, "thing", Gva(0x40_0000)).err().unwrap();
         assert_eq!(
             user.to_string(),
-            "thing: its pointer is 0x400000, which is no kernel address"
+            "thing: its pointer is 0x400000, expected a kernel address"
         );
         let wild = Structure::at(view, "thing", Gva(u64::MAX - 64)).unwrap();
         for offset in [0, 62, 100] {

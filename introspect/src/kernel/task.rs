@@ -68,7 +68,7 @@ pub enum TaskError {
     PerCpu(#[from] PhysicalReadError),
     /// The pointer to the task is invalid.
     #[error(
-        "the task's pointer is {found}, which is no kernel address; a CPU that is not set up yet has no task"
+        "the task's pointer is {found}, expected a kernel address; a CPU that is not set up yet has no task"
     )]
     NotATask {
         /// The pointer.

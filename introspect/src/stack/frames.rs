@@ -158,8 +158,8 @@ impl fmt::Display for End {
                 f,
                 "unwinding {address} needs DWARF register {register}, which is not known there"
             ),
-            Self::NotCode { address } => write!(f, "return address {address} is no code"),
-            Self::OffStack { pointer } => write!(f, "{pointer} is on no stack of the task"),
+            Self::NotCode { address } => write!(f, "return address {address} is not in code"),
+            Self::OffStack { pointer } => write!(f, "{pointer} is not on a stack of the task"),
             Self::NotOutwards { pointer } => {
                 write!(f, "the next frame at {pointer} is not further out")
             }

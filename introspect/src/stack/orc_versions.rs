@@ -174,7 +174,8 @@ pub enum OrcFormatError {
     },
     /// There are neither types nor a version.
     #[error(
-        "neither the kernel's types nor its version ({banner:?}) tell which version its unwind information has"
+        "the version of the kernel's unwind information is not known: neither its types nor its banner ({banner:?}) \
+         determine it"
     )]
     NoVersion {
         /// The banner.

@@ -370,8 +370,13 @@ fn what_cannot_be_followed_is_named() {
     process.stack(0x100, &[1, 2, 0x1234, 1, 2, 0, CODE + BY_R10 + 0x10]);
     process.stack(0x138, &[1, 2, CODE + RETURNS_BY_R11 + 0x10]);
     for (rip, sp, frames, end) in [
-        (0x1234, 0x100, 0, "return address 0x1234 is no code"),
-        (CODE + PLAIN, 0x100, 1, "return address 0x1234 is no code"),
+        (0x1234, 0x100, 0, "return address 0x1234 is not in code"),
+        (
+            CODE + PLAIN,
+            0x100,
+            1,
+            "return address 0x1234 is not in code",
+        ),
         (
             CODE + UNKNOWN,
             0x100,

@@ -388,7 +388,7 @@ fn objects_that_cannot_be_read_are_bounded_too() {
         let last = found.incomplete.last().unwrap();
         assert_eq!(
             last,
-            "only the first 4096 mapped objects are looked at, 904 are not"
+            "only the first 4096 mapped objects are read, 904 are omitted"
         );
         // Ranges that are omitted may be executed all the same.
         assert_eq!(found.other_code.len(), programs.len());

@@ -230,7 +230,7 @@ impl<'s> PausedSystem<'s> {
         }
         if left_out > 0 {
             found.incomplete.push(format!(
-                "only the first {MAX_OBJECTS} mapped objects are looked at, {left_out} are not"
+                "only the first {MAX_OBJECTS} mapped objects are read, {left_out} are omitted"
             ));
         }
         Ok(found)

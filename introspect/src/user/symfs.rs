@@ -112,7 +112,7 @@ pub enum SymfsError {
         source: ObjectError,
     },
     /// The file is another build.
-    #[error("{} has build id {found}, the guest's file has {wanted}: another version, not used", .path.display())]
+    #[error("{}: another version, not used: expected build id {wanted} (the guest's file), found {found}", .path.display())]
     WrongBuild {
         /// The file.
         path: PathBuf,
@@ -361,7 +361,7 @@ mod tests {
             (
                 "/lib/libx.so",
                 Some(&two),
-                Err("has build id 0101010101010101010101010101010101010101, the guest's"),
+                Err("(the guest's file), found 0101010101010101010101010101010101010101"),
             ),
             (
                 "/lib/text",
@@ -396,9 +396,9 @@ mod tests {
         for (path, id, expected) in [
             ("/lib/libx.so.1", 1, Ok("libx.so.1.debug")),
             ("/lib/libx.so.1", 2, Ok(".debug")),
-            ("/lib/libx.so.1", 3, Err("has build id 01")),
+            ("/lib/libx.so.1", 3, Err("found 01")),
             ("/usr/lib/two.so", 4, Ok("root/usr/lib/two.so.debug")),
-            ("/usr/lib/two.so", 3, Err("has build id 01")),
+            ("/usr/lib/two.so", 3, Err("found 01")),
         ] {
             let id = BuildId::new(&[id; 20]).unwrap();
             match (symfs.open_debug(path.as_bytes(), Some(&id)), expected) {

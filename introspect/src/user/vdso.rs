@@ -209,7 +209,7 @@ mod tests {
                 1 << 60,
                 DATA.0,
                 4096,
-                Err("vdso_image: its pointer is 0x1000000000000000, which is no kernel address"),
+                Err("vdso_image: its pointer is 0x1000000000000000, expected a kernel address"),
             ),
             (
                 START.0,

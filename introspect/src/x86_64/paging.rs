@@ -101,7 +101,7 @@ pub enum TranslateError {
         entry: Gpa,
     },
     /// The caller's [`AddressSpace::levels`] is neither 4 nor 5.
-    #[error("{levels} page table levels asked for; x86-64 has 4 or 5")]
+    #[error("invalid number of page table levels: expected 4 or 5, found {levels}")]
     BadLevels {
         /// The number of levels passed.
         levels: u8,

@@ -54,7 +54,7 @@ mod tests {
             ("wide.FAR", Ok(0x1_0000_0002)),
             ("plain.FAR", Err("enum plain has no member \"FAR\"")),
             ("none.ONE", Err("enum none has no member \"ONE\"")),
-            ("plain", Err("names no member")),
+            ("plain", Err("invalid member")),
         ] {
             match (btf.enumerator(path), expected) {
                 (found, Ok(value)) => assert_eq!(found, Ok(value), "{path}"),

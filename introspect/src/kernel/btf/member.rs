@@ -32,7 +32,7 @@ pub struct Member {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MemberError {
     /// The path names no member.
-    #[error("{path:?} names no member; write struct_name.member, or struct_name.member.member")]
+    #[error("invalid member {path:?}: expected struct_name.member or struct_name.member.member")]
     NoPath {
         /// The requested path.
         path: String,
@@ -59,7 +59,7 @@ pub enum MemberError {
     },
     /// The path leads through a pointer.
     #[error(
-        "{path}: {owner:?} stands before {name:?} and is a pointer; read it, then ask for the member of its target"
+        "{path}: {owner:?} before {name:?} is a pointer; read it, then name the member of its target"
     )]
     ThroughPointer {
         /// The requested path.
@@ -270,8 +270,8 @@ mod tests {
     fn paths_that_lead_nowhere_say_where_they_end() {
         let btf = Btf::parse(&task_types().bytes()).unwrap();
         for (path, expected) in [
-            ("task_struct", "\"task_struct\" names no member"),
-            ("", "names no member"),
+            ("task_struct", "invalid member \"task_struct\""),
+            ("", "invalid member"),
             ("task.pid", "no struct, union or typedef \"task\""),
             (
                 "task_struct.pud",
@@ -279,7 +279,7 @@ mod tests {
             ),
             (
                 "task_struct.mm.pgd",
-                "\"struct mm_struct *\" stands before \"pgd\" and is a pointer",
+                "\"struct mm_struct *\" before \"pgd\" is a pointer",
             ),
             ("task_struct.pid.x", "pid_t has no members, so no \"x\""),
             ("task_struct.se.", "has no member \"\""),

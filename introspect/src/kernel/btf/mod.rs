@@ -100,7 +100,8 @@ pub enum BtfError {
     },
     /// A section reaches past the end of the bytes.
     #[error(
-        "the {section} section is said to be {length:#x} bytes at {offset:#x} of {available:#x}: cut short"
+        "invalid BTF header: expected all of the {section} section within {available:#x} bytes, found {length:#x} \
+         bytes at {offset:#x}; the BTF is cut short"
     )]
     Truncated {
         /// `type` or `string`.

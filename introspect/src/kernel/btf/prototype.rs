@@ -50,8 +50,8 @@ pub enum PrototypeError {
     },
     /// The record is damaged, or the typedef is not of a pointer to a function.
     #[error(
-        "the BTF of {name:?} refers to type {found}, which is no prototype that a function can have: the types are \
-         damaged, or {name:?} is something else"
+        "invalid BTF of {name:?}: expected a function's prototype, found type {found}; the types are damaged, or \
+         {name:?} is something else"
     )]
     Damaged {
         /// The requested name.

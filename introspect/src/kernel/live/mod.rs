@@ -96,7 +96,7 @@ pub enum LiveBtfError {
     )]
     NoSymbols,
     /// The symbols do not make a range.
-    #[error("BTF is said to stand from {start} to {stop}, which is no range of a sensible size")]
+    #[error("invalid bounds of BTF: expected a range of a plausible size, found {start} to {stop}")]
     BadRange {
         /// The address of `__start_BTF`.
         start: Gva,

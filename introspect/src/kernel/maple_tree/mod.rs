@@ -67,7 +67,7 @@ pub enum MapleError {
     #[error(transparent)]
     Structure(#[from] StructureError),
     /// A slot of an inner node holds no node.
-    #[error("slot {slot} of the maple node at {node} holds {found:#x}, which is no node")]
+    #[error("invalid slot {slot} of the maple node at {node}: expected a node, found {found:#x}")]
     NoChild {
         /// The address of the inner node.
         node: Gva,

@@ -269,9 +269,9 @@ fn what_is_broken_is_named_and_what_stands_before_it_is_kept() {
             second,
             0x1e,
             2,
-            "slot 1 of the maple node at 0xffff888001011000 holds 0x1e",
+            "slot 1 of the maple node at 0xffff888001011000: expected a node, found 0x1e",
         ),
-        (second, 0, 2, "holds 0x0, which is no node"),
+        (second, 0, 2, "expected a node, found 0x0"),
         (
             node(2) + 8,
             9,

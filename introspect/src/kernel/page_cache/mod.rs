@@ -101,7 +101,7 @@ pub enum PageCacheError {
     #[error(transparent)]
     Structure(#[from] StructureError),
     /// The file cannot have pages.
-    #[error("the {what} at {address} has no address_space: it is no file with content")]
+    #[error("the {what} at {address} has no address_space: it is not a file with content")]
     NoMapping {
         /// The structure: `file` or `address_space`.
         what: &'static str,
@@ -152,7 +152,7 @@ pub enum PageCacheError {
         found_mapping: Gva,
     },
     /// The address is not of an element of the array of pages.
-    #[error("the page at {page} is none of the array of pages at {array:#x}")]
+    #[error("the page at {page} is not in the array of pages at {array:#x}")]
     NotAPage {
         /// The address taken for a `struct page`.
         page: Gva,

@@ -36,7 +36,7 @@ pub enum PathError {
     Structure(#[from] StructureError),
     /// A dentry's name is too long.
     #[error(
-        "no path: the name of the dentry at {dentry} is said to have {length} bytes, more than {MAX_NAME}"
+        "no path: invalid dentry at {dentry}: expected a name of at most {MAX_NAME} bytes, found {length}"
     )]
     LongName {
         /// The address of the dentry.

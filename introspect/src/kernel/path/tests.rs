@@ -185,7 +185,10 @@ fn broken_structures_end_in_an_error_that_names_them() {
     for (broken, part) in [
         (&[(home + 0x18, user, 8)][..], "more than 4096 bytes long"),
         (&mounts_on_each_other, "more than 256 mounts"),
-        (&[(user + 0x24, 256, 4)], "is said to have 256 bytes"),
+        (
+            &[(user + 0x24, 256, 4)],
+            "expected a name of at most 255 bytes, found 256",
+        ),
         (
             &[(user + 0x28, 0x40_0000, 8)],
             "dentry.d_name: its pointer is 0x400000",

@@ -44,7 +44,7 @@ pub enum EventError {
     #[error(transparent)]
     Structure(#[from] StructureError),
     /// An event has no class with a system.
-    #[error("the event at {event} is of no system")]
+    #[error("the event at {event} has no system")]
     NoSystem {
         /// The address of the `trace_event_call`.
         event: Gva,

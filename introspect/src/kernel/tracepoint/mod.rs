@@ -116,7 +116,7 @@ pub enum TracepointError {
         source: StructureError,
     },
     /// A tracepoint's name is invalid, and it is left out.
-    #[error("{owner}: the tracepoint at {address} is called {found:?}, which is no name of one")]
+    #[error("{owner}: invalid name of the tracepoint at {address}: found {found:?}")]
     BadName {
         /// The owner of the tracepoint.
         owner: TableOwner,

@@ -36,19 +36,19 @@ const MAX_TEXT: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArgumentError {
     /// The size is not one of a register's value.
-    #[error("a value of size {0:?}; 1, 2, 4 and 8 bytes are read")]
+    #[error("invalid size {0:?}: expected 1, 2, 4 or 8 bytes")]
     Size(String),
     /// The register is not available at a hit.
-    #[error("register %{0}, which is no general register")]
+    #[error("invalid register %{0}: expected a general register")]
     Register(String),
     /// The symbol is not in the file's tables, or is there several times.
-    #[error("symbol {0:?}, which the file's symbol tables do not name, or not once")]
+    #[error("invalid symbol {0:?}: expected one that the file's symbol tables name once")]
     Symbol(String),
     /// The syntax is not supported.
-    #[error("{0:?} is no operand of the x86 AT&T syntax that is read")]
+    #[error("invalid operand {0:?}: expected a supported form of x86 AT&T syntax")]
     Syntax(String),
     /// The text is too long.
-    #[error("a text of {found} bytes, at most {MAX_TEXT} are read")]
+    #[error("invalid text: expected at most {MAX_TEXT} bytes, found {found}")]
     Long {
         /// The length in bytes.
         found: usize,
