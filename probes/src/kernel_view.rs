@@ -306,7 +306,7 @@ fn kernel_tables(
     })
 }
 
-/// Where system calls pass, and which of its arguments tell of them.
+/// Returns the function that system calls pass, and the registers of its arguments.
 pub(crate) fn entry_function(view: &KernelView) -> Option<(Gva, SystemCallRegisters)> {
     let (name, address) = FUNCTIONS
         .iter()

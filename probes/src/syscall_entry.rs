@@ -1,4 +1,5 @@
-//! The function that all system calls of 64-bit programs pass, and the registers that tell of them.
+//! The function that all system calls of 64-bit programs pass, and the registers that
+//! describe them.
 
 use introspect::Gva;
 use introspect::kernel::symbols::Symbols;
@@ -8,13 +9,13 @@ pub(crate) const FUNCTIONS: [&str; 2] = ["x64_sys_call", "do_syscall_64"];
 pub(crate) const REGISTERS: &str = "struct pt_regs *";
 /// The kernel's entry for them, where its own stack is in use.
 const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
-/// Bytes of it that are looked at.
+/// The number of its bytes that are searched.
 const ENTRY_CODE: usize = 256;
 const CALL: u8 = 0xe8;
 /// `mov rdi, rsp` and `mov rsi, rsp`.
 const STACK_POINTER_TO: [[u8; 3]; 2] = [[0x48, 0x89, 0xe7], [0x48, 0x89, 0xe6]];
 
-/// Which argument registers tell of a system call at the function that all of them go through.
+/// The argument registers that describe a system call, at the function that all of them pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SystemCallRegisters {
     /// The one with the address of `pt_regs`.

@@ -48,7 +48,7 @@ pub enum TextHashError {
         end: Option<u64>,
     },
     /// The range is empty or too large.
-    #[error("{start} to {end} is no kernel text: 1 byte to {MAX_TEXT:#x} are expected")]
+    #[error("invalid kernel text {start} to {end}: expected 1 to {MAX_TEXT:#x} bytes")]
     Range {
         /// The first byte.
         start: Gva,

@@ -13,9 +13,9 @@ use probes::probe::Probe;
 use support::{Micro, Random, assert_balanced, enable, hits, micro, ring};
 
 const LEAF: [&str; 2] = ["kprobe::micro_leaf:entry", "kprobe::micro_leaf:return"];
-/// What the others probe: the same function, an instruction inside it and the one it returns to,
-/// other functions. In bytes from the functions' starts, whose instructions
-/// guest/src/micro/calls.rs has.
+/// The probes of the other sessions: the same function, an instruction inside it and the one it
+/// returns to, other functions. Offsets are in bytes from the functions' starts, whose instructions
+/// are in guest/src/micro/calls.rs.
 const OTHERS: [&str; 8] = [
     "kprobe::micro_leaf:entry",
     "kprobe::micro_leaf:return",
@@ -29,8 +29,8 @@ const OTHERS: [&str; 8] = [
 /// The number of sessions that are kept for a check while the guest is paused.
 const KEPT: usize = 500;
 
-/// Sessions that come and go until told to stop; gives how many, and those whose counts are to be
-/// looked at.
+/// Creates and drops sessions until `stop` is set. Returns their number, and those whose counts are
+/// checked.
 fn come_and_go(engine: &Engine, view: &KernelView, stop: &AtomicBool) -> (usize, Vec<Session>) {
     let probes = OTHERS.map(|pattern| support::probe(view, pattern));
     let mut random = Random(0x9e37_79b9_7f4a_7c15);

@@ -42,7 +42,7 @@ impl Zone {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TimeFormatError {
     /// A letter that is no conversion, or none at all.
-    #[error("{text} is no conversion of strftime(3); write %% for a percent sign")]
+    #[error("unknown conversion {text} of strftime(3); write %% for a percent sign")]
     Unknown {
         /// The offset of its `%` in the format.
         offset: usize,
@@ -269,11 +269,11 @@ mod tests {
     #[test]
     fn what_is_no_format_is_refused() {
         let cases: &[(Dialect, &str, usize, &str)] = &[
-            (Dialect::Normal, "%H:%Q", 3, "%Q is no conversion"),
-            (Dialect::Normal, "at %", 3, "% is no conversion"),
-            (Dialect::Normal, "%-", 0, "%- is no conversion"),
-            (Dialect::Normal, "%.3f", 0, "%. is no conversion"),
-            (Dialect::Strict, "%f", 0, "%f is no conversion"),
+            (Dialect::Normal, "%H:%Q", 3, "unknown conversion %Q"),
+            (Dialect::Normal, "at %", 3, "unknown conversion %"),
+            (Dialect::Normal, "%-", 0, "unknown conversion %-"),
+            (Dialect::Normal, "%.3f", 0, "unknown conversion %."),
+            (Dialect::Strict, "%f", 0, "unknown conversion %f"),
             (
                 Dialect::Strict,
                 &"x".repeat(63),

@@ -137,7 +137,7 @@ fn resolve(alias: &Alias, view: &KernelView, tracepoints: &[Probe]) -> Result<Al
         let found = parameters.iter().position(|p| p.name == name);
         let found = found.filter(|at| *at < crate::event::MAX_ARGUMENTS);
         found.ok_or_else(|| {
-            format!("the kernel's types do not tell of an argument {name} of {where_}")
+            format!("the kernel's types do not describe an argument {name} of {where_}")
         })
     };
     let values = alias.arguments.iter().map(|(_, value)| {

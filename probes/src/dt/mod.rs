@@ -15,7 +15,7 @@
 //! Differences from OpenBSD: hits are handled outside the guest, so none is recursive. Closing a
 //! session removes all that it has enabled. A disabled probe is silent at once. Errors of system
 //! calls have Linux's numbers. A child has no return from the fork that created it. In
-//! [`Mode::Normal`], size limits are lifted, too.
+//! [`Mode::Normal`], size limits do not apply either.
 
 pub mod abi;
 pub mod aliases;

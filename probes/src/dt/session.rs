@@ -137,11 +137,12 @@ impl Session {
     /// Those of OpenBSD. `EINVAL` also if the argument's size differs from the code's.
     pub fn ioctl(&mut self, code: u32, argument: &[u8]) -> Result<Reply, Refused> {
         let Some(request) = Request::of(code, self.abi) else {
-            let why = format!("{code:#010x} is no request of dt in this layout");
+            let why = format!("unknown request {code:#010x} of dt in this layout");
             return Err(Refused::new(Errno::Enotty, why));
         };
         if request.is_privileged() && !self.privileged {
-            let why = format!("{request:?}: only for root, and for who has started the machine");
+            let why =
+                format!("{request:?}: only for root and the user who has started the machine");
             return Err(Refused::new(Errno::Eperm, why));
         }
         let size = match request.takes_argument() {

@@ -260,14 +260,14 @@ impl Engine {
     fn step(&self, text: &SemaphoreText, step: Step) {
         let Some(pages) = &self.0.pages else {
             log::warn!(
-                "{}: the kernel does not tell of its page cache; programs do not see that a probe is enabled",
+                "{}: the kernel's page cache is not known; programs do not see that a probe is enabled",
                 text.path
             );
             return;
         };
         if text.offset % PAGE > PAGE - SIZE {
             log::warn!(
-                "{}: the counter of listeners at {:#x} lies in two pages and is left alone",
+                "{}: the counter of listeners at {:#x} spans two pages and is not changed",
                 text.path,
                 text.offset
             );

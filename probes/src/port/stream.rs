@@ -108,7 +108,7 @@ impl ControlStream {
         } else {
             match std::str::from_utf8(&line) {
                 Ok(text) => self.port.command(text),
-                Err(_) => refused(Refusal::Invalid, "a command that is no text"),
+                Err(_) => refused(Refusal::Invalid, "invalid command: expected UTF-8"),
             }
         };
         self.error = done.err();
@@ -310,7 +310,7 @@ mod tests {
         stream.open();
         assert_eq!(
             read_all(&mut stream, 99),
-            "4 commands\n#error a command that is no text\n"
+            "4 commands\n#error invalid command: expected UTF-8\n"
         );
         assert_eq!(*port.0.lock().unwrap(), ["start", "stop", "good", "next"]);
     }

@@ -35,7 +35,7 @@ pub trait Traceable {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}{}", suggestion(.nearest))]
 pub struct NotFound {
-    /// What was looked for, and where.
+    /// The message, which names the requested probe and the searched place.
     pub message: String,
     /// Similar names, best first.
     pub nearest: Vec<String>,

@@ -174,9 +174,9 @@ impl Inner {
         let view = self.engine.view();
         let Some(btf) = &view.btf else {
             let why = view.missing.as_deref().unwrap_or("the kernel has no types");
-            return Err(format!("tasks cannot be told apart: {why}"));
+            return Err(format!("tasks cannot be distinguished: {why}"));
         };
-        let cannot = |error| format!("tasks cannot be told apart: {error}");
+        let cannot = |error| format!("tasks cannot be distinguished: {error}");
         Ok(Parts {
             tasks: TaskListLayout::new(btf, &view.symbols).map_err(cannot)?,
             context: Arc::new(Context {
@@ -244,7 +244,7 @@ impl Inner {
             let new = threads.into_iter().filter(|it| !self.is_selected(it));
             let new: Vec<_> = new.collect();
             if self.selection.len() + new.len() > MOST {
-                let text = format!("{MOST} tasks are traced already; trace all traces everybody");
+                let text = format!("{MOST} tasks are traced already; trace all traces every task");
                 return Err(PortError::new(Refusal::NoRoom, text));
             }
             for task in &new {

@@ -26,7 +26,8 @@ pub(super) fn text(symbols: &Symbols) -> Result<RangeInclusive<u64>, PortError> 
         (Some(start), Some(end)) if start < end => Ok(start..=end),
         _ => Err(PortError::new(
             Refusal::Failed,
-            "devtrace: the guest's kernel does not say where its text is: it has neither _text and _etext nor functions",
+            "devtrace: the bounds of the guest's kernel text are not known: the kernel has neither _text and _etext \
+             nor functions",
         )),
     }
 }
@@ -63,7 +64,7 @@ fn named(symbols: &Symbols, word: &str) -> Result<u64, PortError> {
     let bad = |more: String| PortError::new(Refusal::Invalid, format_args!("{BAD_ADDRESS}{more}"));
     let Some(offset) = offset else {
         return Err(bad(format!(
-            ": what follows + in {word} is no hexadecimal number"
+            ": invalid offset in {word}: expected a hexadecimal number after +"
         )));
     };
     let mut found = symbols.all_of(name).filter(|symbol| !symbol.absolute);
@@ -73,9 +74,7 @@ fn named(symbols: &Symbols, word: &str) -> Result<u64, PortError> {
             true => String::new(),
             false => format!(" (did you mean {}?)", nearest.join(", ")),
         };
-        return Err(bad(format!(
-            ": {name:?} is no symbol of the kernel{nearest}"
-        )));
+        return Err(bad(format!(": the kernel has no symbol {name:?}{nearest}")));
     };
     if found.any(|other| other.address != symbol.address) {
         return Err(bad(format!(

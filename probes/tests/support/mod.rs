@@ -1,5 +1,5 @@
-//! What the tests on a real KVM share: the micro guest, which knows how often each of its functions
-//! runs, and an engine on it.
+//! Shared by the tests on a real KVM: the micro guest, whose functions run a known number of times,
+//! and an engine on it.
 //!
 //! Without `/dev/kvm` these tests fail, unless `EXOTRACE_NO_KVM=1` is set.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
@@ -120,7 +120,7 @@ fn booted(kvm: &Kvm, profile: &HostProfile, command_line: &str, cpus: u8) -> Mic
     }
 }
 
-/// A guest that stands still where it has just printed its first line: its gates are set up, and
+/// Returns a guest that is paused after it has printed its first line: its gates are set up, and
 /// its program has not begun.
 pub fn before_program(command_line: &str, cpus: u8) -> Option<(Micro, Paused)> {
     let kvm = kvm()?;

@@ -87,7 +87,7 @@ fn arguments(call: &Call, signature: &Signature, span: Span, errors: &mut Vec<Di
             };
             if count == 2 && !keys.is_empty() {
                 wrong(format!(
-                    "{name}() has keys in brackets and behind them; leave one out: {usage}"
+                    "{name}() has keys in brackets and after them; omit one: {usage}"
                 ));
             }
         }

@@ -40,11 +40,11 @@ impl RuleCompiler<'_, '_> {
                 let described = self.shared.types.describe(&thing);
                 self.refuse(
                     span,
-                    format!("{described} as a whole is no value; name a member"),
+                    format!("{described} as a whole has no value; name a member"),
                 )
             }
             Type::Translated { .. } => {
-                self.refuse(span, "a translated structure is no value; name a member")
+                self.refuse(span, "a translated structure has no value; name a member")
             }
             value => value,
         }
@@ -102,7 +102,7 @@ impl RuleCompiler<'_, '_> {
                     Type::Lvalue(MemoryType::Array { element, .. }) => self.access(*element),
                     _ => self.refuse(
                         of.span,
-                        "this is no pointer; cast it to one, as in *(uint64 *)x",
+                        "expected a pointer; cast this to one, as in *(uint64 *)x",
                     ),
                 }
             }
@@ -142,7 +142,7 @@ impl RuleCompiler<'_, '_> {
                     Type::Tuple(items) => items,
                     Type::Any => Vec::new(),
                     _ => {
-                        return self.refuse(tuple.span, "this is no tuple");
+                        return self.refuse(tuple.span, "expected a tuple");
                     }
                 };
                 self.put(Operation::Item(*index));
@@ -237,7 +237,7 @@ impl RuleCompiler<'_, '_> {
                 let span = left.span.to(right.span);
                 return self.refuse(
                     span,
-                    "text is compared with a number; use str() to read the text behind a pointer",
+                    "text is compared with a number; use str() to read the text at a pointer",
                 );
             }
             return Type::Number;
@@ -287,14 +287,17 @@ impl RuleCompiler<'_, '_> {
             Type::Tuple(_) => "a tuple",
             _ => return,
         };
-        self.refuse(span, format!("this is {what}, where a number is needed"));
+        self.refuse(span, format!("expected a number, found {what}"));
     }
 
     fn builtin(&mut self, builtin: Builtin, span: Span) -> Type {
         let (known, of) = match builtin {
             Builtin::Argument(number) => return self.argument(usize::from(number)),
             Builtin::Arguments => {
-                return self.refuse(span, "args is no value; name an argument, as in args.name");
+                return self.refuse(
+                    span,
+                    "args as a whole has no value; name an argument, as in args.name",
+                );
             }
             Builtin::Comm => (Known::Comm, Type::Text),
             Builtin::Cpu => (Known::Cpu, Type::Number),

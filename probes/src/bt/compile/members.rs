@@ -115,7 +115,7 @@ impl RuleCompiler<'_, '_> {
             _ => {
                 return self.refuse(
                     of.span,
-                    "this is no array and no pointer with a type; cast it",
+                    "expected an array or a pointer with a type; cast this",
                 );
             }
         };

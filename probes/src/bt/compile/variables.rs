@@ -22,7 +22,7 @@ impl RuleCompiler<'_, '_> {
                 {
                     return self.refuse(
                         place.span,
-                        format!("@{name} is a histogram and no value; print it"),
+                        format!("@{name} is a histogram and has no value; print it"),
                     );
                 }
                 self.keys(map, keys);

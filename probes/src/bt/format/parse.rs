@@ -9,9 +9,7 @@ use crate::bt::ast::Dialect;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// A `%` with nothing behind it.
-    #[error(
-        "the conversion {text} has no letter that says what it shows; write %% for a percent sign"
-    )]
+    #[error("incomplete conversion {text}: expected a letter; write %% for a percent sign")]
     Incomplete {
         /// The offset of its `%` in the format.
         offset: usize,
@@ -19,7 +17,7 @@ pub enum FormatError {
         text: String,
     },
     /// A letter that is no conversion.
-    #[error("{text} is no conversion; there are {known}")]
+    #[error("unknown conversion {text}: expected {known}")]
     Unknown {
         /// The offset of its `%` in the format.
         offset: usize,

@@ -276,25 +276,20 @@ fn strict_formats_show_floating_point() {
 #[test]
 fn what_is_no_format_is_refused() {
     let cases: &[(Dialect, &str, usize, &str)] = &[
-        (Dialect::Normal, "ab%", 2, "the conversion % has no letter"),
-        (
-            Dialect::Normal,
-            "%d %-5",
-            3,
-            "the conversion %-5 has no letter",
-        ),
+        (Dialect::Normal, "ab%", 2, "incomplete conversion %:"),
+        (Dialect::Normal, "%d %-5", 3, "incomplete conversion %-5:"),
         (
             Dialect::Normal,
             "%y",
             0,
-            "%y is no conversion; there are %c %d",
+            "unknown conversion %y: expected %c %d",
         ),
-        (Dialect::Normal, "%f", 0, "%f is no conversion"),
-        (Dialect::Normal, "%b", 0, "%b is no conversion"),
-        (Dialect::Strict, "%ld", 0, "%l is no conversion"),
-        (Dialect::Strict, "%p", 0, "%p is no conversion"),
-        (Dialect::Strict, "%5b", 0, "%5b is no conversion"),
-        (Dialect::Strict, "%5%", 0, "%5% is no conversion"),
+        (Dialect::Normal, "%f", 0, "unknown conversion %f"),
+        (Dialect::Normal, "%b", 0, "unknown conversion %b"),
+        (Dialect::Strict, "%ld", 0, "unknown conversion %l"),
+        (Dialect::Strict, "%p", 0, "unknown conversion %p"),
+        (Dialect::Strict, "%5b", 0, "unknown conversion %5b"),
+        (Dialect::Strict, "%5%", 0, "unknown conversion %5%"),
         (
             Dialect::Strict,
             "%4097d",

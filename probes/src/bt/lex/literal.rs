@@ -28,7 +28,7 @@ pub fn number(text: &str) -> Result<u64, String> {
     let too_large = || format!("the number {text} is above {}", u64::MAX);
     let no_number = || {
         format!(
-            "{text} is no number; numbers are written 42, 0x2a, 052, 1_000, 1e6 or with a unit, such as 5ms or 2s"
+            "invalid number {text}: expected a form such as 42, 0x2a, 052, 1_000 or 1e6, or a unit as in 5ms or 2s"
         )
     };
     let digits = |digits: &str, base: u32| -> Result<u64, String> {
@@ -181,12 +181,12 @@ mod tests {
             ("1e20", "above"),
             ("1e99999999999", "above"),
             ("99999999999999d", "above"),
-            ("0x", "no number"),
-            ("0xg", "no number"),
-            ("08", "no number"),
-            ("12ab", "no number"),
-            ("5min", "no number"),
-            ("1e", "no number"),
+            ("0x", "invalid number"),
+            ("0xg", "invalid number"),
+            ("08", "invalid number"),
+            ("12ab", "invalid number"),
+            ("5min", "invalid number"),
+            ("1e", "invalid number"),
         ] {
             let message = number(written).unwrap_err();
             assert!(message.contains(part), "{written}: {message}");

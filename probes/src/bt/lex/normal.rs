@@ -301,7 +301,7 @@ impl<'t> Lexer<'t> {
         let word = self.word();
         let wrong = |message: String| Err(Diagnostic::new(self.span_from(start), message));
         if word.is_empty() {
-            return wrong("a name or a number belongs behind '$'".to_owned());
+            return wrong("expected a name or a number after '$'".to_owned());
         }
         if !word.starts_with(|c: char| c.is_ascii_digit()) {
             return Ok(TokenKind::Local(word));
@@ -309,7 +309,7 @@ impl<'t> Lexer<'t> {
         match word.parse::<u32>() {
             Ok(number) if number > 0 => Ok(TokenKind::Argument(number as usize)),
             _ => wrong(format!(
-                "'${word}' is no argument of the script; they are $1, $2 and so on, and $# is their number"
+                "unknown argument '${word}': expected $1, $2 and so on, or $# for their number"
             )),
         }
     }
@@ -377,7 +377,7 @@ impl<'t> Lexer<'t> {
             Ok(token) => Diagnostic::new(
                 token.span,
                 format!(
-                    "a probe is expected here, such as kprobe:vfs_read or BEGIN; found {}",
+                    "expected a probe, such as kprobe:vfs_read or BEGIN; found {}",
                     token.kind.describe()
                 ),
             ),
@@ -474,10 +474,10 @@ mod tests {
             ("\"abc\n", "not ended"),
             ("\"abc\\", "not ended"),
             ("/* abc", "not ended"),
-            ("$ x", "behind '$'"),
-            ("$0", "no argument"),
-            ("$99999999999", "no argument"),
-            ("5parsecs", "no number"),
+            ("$ x", "after '$'"),
+            ("$0", "unknown argument"),
+            ("$99999999999", "unknown argument"),
+            ("5parsecs", "invalid number"),
         ] {
             let mut lexer = Lexer::new(text.as_bytes());
             let error = lexer.next().unwrap_err();

@@ -158,7 +158,7 @@ impl Parser<'_> {
                 "[" => {
                     self.next()?;
                     let index = self.inside(Self::tall)?;
-                    self.expect("]", "behind the index")?;
+                    self.expect("]", "after the index")?;
                     let below = found.height.max(index.height);
                     let kind = ExpressionKind::Index {
                         of: Box::new(found.expression),
@@ -196,7 +196,7 @@ impl Parser<'_> {
             },
             _ => {
                 let sign = if arrow { "->" } else { "." };
-                return Err(self.unexpected(&format!("a member's name behind '{sign}'")));
+                return Err(self.unexpected(&format!("a member's name after '{sign}'")));
             }
         };
         self.next()?;
@@ -249,7 +249,7 @@ impl Parser<'_> {
             if self.is("]")? {
                 return Err(self.unexpected(&format!("a key of '@{name}'")));
             }
-            self.items("]", "behind the keys")?
+            self.items("]", "after the keys")?
         } else {
             (Vec::new(), 0)
         };
@@ -301,7 +301,7 @@ impl Parser<'_> {
         if self.is(")")? {
             return Err(self.unexpected("an expression"));
         }
-        let (mut items, below) = self.items(")", "behind the expression")?;
+        let (mut items, below) = self.items(")", "after the expression")?;
         let span = self.since(start);
         if items.len() == 1
             && let Some(mut only) = items.pop()
@@ -379,11 +379,11 @@ impl Parser<'_> {
         let Some(signature) = names::signature(word) else {
             let message = if let Some(gatherer) = names::gatherer(word) {
                 format!(
-                    "{word}() gathers values in a variable: @x = {}; it is no part of an expression",
+                    "{word}() gathers values in a variable: @x = {}; it cannot be part of an expression",
                     gatherer.usage
                 )
             } else if names::builtin(word).is_some() {
-                format!("{word} is no function; leave the parentheses out")
+                format!("{word} is not a function; omit the parentheses")
             } else {
                 let message = format!("unknown function '{word}'");
                 return Err(misspelt(word, Diagnostic::new(name_span, message)));
@@ -391,7 +391,7 @@ impl Parser<'_> {
             return Err(Diagnostic::new(name_span, message));
         };
         self.next()?;
-        let (arguments, below) = self.items(")", &format!("behind the arguments of {word}()"))?;
+        let (arguments, below) = self.items(")", &format!("after the arguments of {word}()"))?;
         let call = Call {
             function: signature.function,
             name_span,
@@ -403,7 +403,7 @@ impl Parser<'_> {
     /// Parses `sizeof(type)` and `sizeof(expression)`.
     fn size_of(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;
-        self.expect("(", "behind sizeof")?;
+        self.expect("(", "after sizeof")?;
         let (kind, below) = if self.at_type()? {
             (ExpressionKind::SizeOfType(self.type_name()?), 0)
         } else {
@@ -413,16 +413,16 @@ impl Parser<'_> {
                 of.height,
             )
         };
-        self.expect(")", "behind sizeof's type")?;
+        self.expect(")", "after sizeof's type")?;
         node(kind, self.since(start), below)
     }
 
     /// Parses `offsetof(type, member.member)`.
     fn offset_of(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;
-        self.expect("(", "behind offsetof")?;
+        self.expect("(", "after offsetof")?;
         let of = self.type_name()?;
-        self.expect(",", "behind offsetof's type")?;
+        self.expect(",", "after offsetof's type")?;
         let mut members = Vec::new();
         loop {
             members.push(self.expect_word("a member's name")?.0.to_owned());
@@ -434,7 +434,7 @@ impl Parser<'_> {
                 break;
             }
         }
-        self.expect(")", "behind offsetof's member")?;
+        self.expect(")", "after offsetof's member")?;
         node(
             ExpressionKind::OffsetOf { of, members },
             self.since(start),
@@ -484,7 +484,7 @@ pub(super) fn place_of(expression: Expression) -> Parsed<Lvalue> {
         ExpressionKind::Item { .. } => {
             "a tuple's items cannot be set; set the whole tuple".to_owned()
         }
-        _ => "this is no variable, such as $x or @x, and cannot be set".to_owned(),
+        _ => "expected a variable, such as $x or @x; this cannot be set".to_owned(),
     };
     Err(Diagnostic::new(expression.span, message))
 }

@@ -181,7 +181,7 @@ impl<'t> Parser<'t> {
         match self.peek() {
             Ok(token) => Diagnostic::new(
                 token.span,
-                format!("{wanted} is expected here; found {}", token.kind.describe()),
+                format!("expected {wanted}, found {}", token.kind.describe()),
             ),
             Err(diagnostic) => diagnostic,
         }

@@ -127,8 +127,8 @@ impl Parser<'_> {
     /// Parses `config = { key = value; ... }`. These settings have no effect here.
     fn config(&mut self) -> Parsed<()> {
         self.next()?;
-        self.expect("=", "behind config")?;
-        self.expect("{", "behind config =")?;
+        self.expect("=", "after config")?;
+        self.expect("{", "after config =")?;
         while !self.eat("}")? {
             if self.eat(";")? || self.eat(",")? {
                 continue;
@@ -140,12 +140,12 @@ impl Parser<'_> {
                     .suggest(&known, CONFIG.iter().copied());
                 self.report(unknown);
             }
-            self.expect("=", "behind the name")?;
+            self.expect("=", "after the name")?;
             match self.next()?.kind {
                 TokenKind::Word(_) | TokenKind::Number(_) | TokenKind::Text => {}
                 other => {
                     let message = format!(
-                        "a number, a word or a string is expected here; found {}",
+                        "expected a number, a word or a string, found {}",
                         other.describe()
                     );
                     return Err(Diagnostic::new(self.last, message));
@@ -175,7 +175,7 @@ impl Parser<'_> {
             None
         };
         if !self.is("{")? {
-            return Err(self.unexpected("'{' and what to do"));
+            return Err(self.unexpected("'{' and actions"));
         }
         let body = self.block()?;
         Ok(Rule {

@@ -124,7 +124,7 @@ impl Parser<'_> {
             "let" => {
                 self.next()?;
                 let TokenKind::Local(_) = self.peek()?.kind else {
-                    return Err(self.unexpected("a variable, such as $x,"));
+                    return Err(self.unexpected("a variable, such as $x"));
                 };
                 self.simple()?
             }
@@ -213,7 +213,7 @@ impl Parser<'_> {
     fn gather(&mut self, gatherer: &AggregateFn) -> Parsed<(Aggregation, Option<Expression>)> {
         let name_span = self.last;
         self.next()?;
-        let what = format!("behind the arguments of {}()", gatherer.name);
+        let what = format!("after the arguments of {}()", gatherer.name);
         let (arguments, _) = self.items(")", &what)?;
         let count = arguments.len();
         if !(gatherer.least..=gatherer.most).contains(&count) {
@@ -252,20 +252,20 @@ impl Parser<'_> {
         self.next()?;
         self.expect("(", behind)?;
         let condition = self.inside(Self::expression)?;
-        self.expect(")", "behind the condition")?;
+        self.expect(")", "after the condition")?;
         Ok(condition)
     }
 
     /// Parses `while (condition) ...`; `while` is ahead.
     fn while_loop(&mut self) -> Parsed<StatementKind> {
-        let condition = self.condition("behind while")?;
+        let condition = self.condition("after while")?;
         let body = self.body()?;
         Ok(StatementKind::While { condition, body })
     }
 
     /// Parses `if (condition) ... else ...`; `if` is ahead.
     fn branch(&mut self) -> Parsed<StatementKind> {
-        let condition = self.condition("behind if")?;
+        let condition = self.condition("after if")?;
         let then = self.body()?;
         let otherwise = if self.eat_word("else")? {
             self.body()?
@@ -285,11 +285,11 @@ impl Parser<'_> {
         self.next()?;
         let parentheses = self.eat("(")?;
         let TokenKind::Local(variable) = self.peek()?.kind else {
-            return Err(self.unexpected("a variable, such as $kv,"));
+            return Err(self.unexpected("a variable, such as $kv"));
         };
         let variable = variable.to_owned();
         self.next()?;
-        self.expect(":", "behind the loop's variable")?;
+        self.expect(":", "after the loop's variable")?;
         let first = self.inside(Self::expression)?;
         if self.eat("..")? {
             let end = self.inside(Self::expression)?;
@@ -317,7 +317,7 @@ impl Parser<'_> {
     /// Parses the repeated block, behind the parenthesis that may be open.
     fn loop_body(&mut self, parentheses: bool) -> Parsed<Block> {
         if parentheses {
-            self.expect(")", "behind what is looped over")?;
+            self.expect(")", "after the range of the loop")?;
         }
         self.body()
     }

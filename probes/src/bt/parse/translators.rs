@@ -20,7 +20,7 @@ impl<'t> Parser<'t> {
         self.expect("<", "before the translator's input")?;
         let input = self.type_name()?;
         let (variable, _) = self.expect_word("a name for the input")?;
-        self.expect(">", "behind the translator's input")?;
+        self.expect(">", "after the translator's input")?;
         self.expect("{", "before the translator's members")?;
         self.input = Some(variable.to_owned());
         let mut members = Vec::new();
@@ -53,9 +53,9 @@ impl<'t> Parser<'t> {
         names: &mut BTreeSet<&'t str>,
     ) -> Parsed<()> {
         let (name, span) = self.expect_word("a member's name, or '}',")?;
-        self.expect("=", "behind the member's name")?;
+        self.expect("=", "after the member's name")?;
         let value = self.expression()?;
-        self.expect(";", "behind the member")?;
+        self.expect(";", "after the member")?;
         if !names.insert(name) {
             let message = format!("the member '{name}' is translated twice");
             self.report(Diagnostic::new(span, message));
@@ -66,12 +66,12 @@ impl<'t> Parser<'t> {
 
     /// Parses `xlate <type>(x)`, of which `xlate` was read.
     pub(super) fn translate(&mut self, start: Span) -> Parsed<Tall> {
-        self.expect("<", "behind xlate")?;
+        self.expect("<", "after xlate")?;
         let to = self.type_name()?;
-        self.expect(">", "behind the type")?;
-        self.expect("(", "behind xlate's type")?;
+        self.expect(">", "after the type")?;
+        self.expect("(", "after xlate's type")?;
         let of = self.inside(|parser| parser.tall())?;
-        self.expect(")", "behind xlate's input")?;
+        self.expect(")", "after xlate's input")?;
         let kind = ExpressionKind::Translate {
             to,
             of: Box::new(of.expression),

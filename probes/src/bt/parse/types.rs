@@ -70,7 +70,7 @@ impl Parser<'_> {
                     }
                     self.next()?;
                     if words.len() > 3 {
-                        return Err(Diagnostic::new(self.since(span), "this is no type"));
+                        return Err(Diagnostic::new(self.since(span), "expected a type"));
                     }
                     words.push(word);
                 }
@@ -123,7 +123,7 @@ impl Parser<'_> {
                 let message = "casts to arrays are not offered; cast to a pointer";
                 return Err(Diagnostic::new(self.here()?, message));
             }
-            self.expect(")", "behind the type")?;
+            self.expect(")", "after the type")?;
             return Ok(Some(name));
         }
         if let Ok(name) = name
@@ -182,7 +182,7 @@ impl Parser<'_> {
         if !found.contains(&name) {
             found.push(name);
         }
-        self.expect(";", "behind the type's name")?;
+        self.expect(";", "after the type's name")?;
         let span = self.since(start);
         Ok(found
             .into_iter()
@@ -196,7 +196,7 @@ impl Parser<'_> {
 
     /// Parses `{ type name, name[3]; ... }`.
     fn members(&mut self, of: &str) -> Parsed<Vec<StructureMember>> {
-        self.expect("{", &format!("behind struct {of}"))?;
+        self.expect("{", &format!("after struct {of}"))?;
         let mut members = Vec::new();
         let mut names = BTreeSet::new();
         while !self.eat("}")? {
@@ -235,7 +235,7 @@ impl Parser<'_> {
                     ..base.clone()
                 };
             }
-            self.expect(";", "behind the member")?;
+            self.expect(";", "after the member")?;
         }
         Ok(members)
     }
@@ -248,12 +248,12 @@ impl Parser<'_> {
         let token = self.next()?;
         let TokenKind::Number(elements) = token.kind else {
             let message = format!(
-                "the number of elements is expected here; found {}",
+                "expected the number of elements, found {}",
                 token.kind.describe()
             );
             return Err(Diagnostic::new(token.span, message));
         };
-        self.expect("]", "behind the number of elements")?;
+        self.expect("]", "after the number of elements")?;
         if self.is("[")? {
             let message = "arrays of arrays are not offered";
             return Err(Diagnostic::new(self.here()?, message));

@@ -36,7 +36,7 @@ pub enum EnableError {
         source: ArmError,
     },
     /// The address is used by this host's assists.
-    #[error("{probe}: on this host exotrace itself stands there: {why}")]
+    #[error("{probe}: on this host exotrace's own trap is there: {why}")]
     OwnUse {
         /// The probe.
         probe: String,

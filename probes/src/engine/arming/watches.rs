@@ -100,7 +100,7 @@ impl Engine {
             match self.watch(armed, address, watch) {
                 Ok(spot) => armed.page_watches.push(spot),
                 Err(error) => {
-                    log::warn!("what the guest does to text pages is not all seen: {error}")
+                    log::warn!("not all changes of the guest to text pages are seen: {error}")
                 }
             }
         }
