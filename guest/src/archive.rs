@@ -26,7 +26,9 @@ const NO_SUITE: &str = "does not have a Release file";
 #[derive(Debug, thiserror::Error)]
 pub enum SuiteError {
     /// The name is not a suite's name.
-    #[error("{0:?} is no name of a Debian suite: such as bookworm, trixie-backports or sid")]
+    #[error(
+        "invalid Debian suite {0:?}: expected a name such as bookworm, trixie-backports or sid"
+    )]
     Name(String),
     /// No mirror has it.
     #[error(
@@ -325,7 +327,7 @@ mod tests {
         for name in ["", "../x", "Bookworm", "-o", "trixie main\nDeb", "7"] {
             let made = Archive::of_suite(name, &cache, &lock, &log, &Silent);
             let text = made.err().unwrap().to_string();
-            assert!(text.contains("no name of a Debian suite"), "{text}");
+            assert!(text.contains("invalid Debian suite"), "{text}");
         }
         assert!(!log.exists());
     }

@@ -42,7 +42,7 @@ pub enum ArchiveError {
         size: usize,
     },
     /// A mode with more than permission bits.
-    #[error("{mode:#o} is no file mode for {path:?}: only the lower 12 bits may be set")]
+    #[error("invalid file mode {mode:#o} for {path:?}: expected only the lower 12 bits to be set")]
     Mode {
         /// The path.
         path: String,
@@ -249,7 +249,7 @@ pub struct ExtraFile {
     pub path: String,
     /// Permissions, such as 0o755.
     pub mode: u32,
-    /// What is in it.
+    /// The file's content.
     pub content: Vec<u8>,
 }
 

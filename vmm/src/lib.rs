@@ -1,9 +1,9 @@
 //! The KVM machine: host probing, guest memory, boot, vCPUs, traps, pause, snapshot and restore.
 //!
 //! The caller brings a kernel, a place for serial output and a [`TrapSink`]; this crate turns a
-//! stock `/dev/kvm` into a guest that can be stopped at any instruction. What a probe is, it does
-//! not know. All decisions about the host follow from one record, [`host::HostProfile`], measured
-//! and never assumed.
+//! stock `/dev/kvm` into a guest that can be stopped at any instruction. It knows
+//! nothing of probes. All decisions about the host follow from one record, [`host::HostProfile`],
+//! measured and never assumed.
 //!
 //! All `unsafe` of the project is in this crate.
 

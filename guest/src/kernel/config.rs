@@ -44,12 +44,12 @@ fn parse_line(line: &str) -> Option<(String, String)> {
         .then(|| (symbol.to_owned(), value.to_owned()))
 }
 
-/// Returns the options of `wanted` that differ in `found`, as `CONFIG_X: wanted y, is n`.
+/// Returns the options of `wanted` that differ in `found`, as `CONFIG_X: expected y, found n`.
 pub fn unmet(wanted: &Options, found: &Options) -> Vec<String> {
     wanted
         .iter()
         .filter(|(symbol, value)| found.get(symbol) != *value)
-        .map(|(symbol, value)| format!("{symbol}: wanted {value}, is {}", found.get(symbol)))
+        .map(|(symbol, value)| format!("{symbol}: expected {value}, found {}", found.get(symbol)))
         .collect()
 }
 
@@ -81,9 +81,9 @@ mod tests {
         assert_eq!(
             unmet(&wanted, &found),
             [
-                "CONFIG_B: wanted m, is y",
-                "CONFIG_C: wanted n, is y",
-                "CONFIG_E: wanted y, is n"
+                "CONFIG_B: expected m, found y",
+                "CONFIG_C: expected n, found y",
+                "CONFIG_E: expected y, found n"
             ]
         );
     }

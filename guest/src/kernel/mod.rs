@@ -60,11 +60,11 @@ pub enum BuildError {
     #[error("{SOURCE_PACKAGE} is installed and has no {}", .0.display())]
     NoSource(PathBuf),
     /// The kernel's configuration tool dropped or changed options.
-    #[error("the {kernel} kernel's configuration is not what was asked for:\n  {}", unmet.join("\n  "))]
+    #[error("the {kernel} kernel's configuration differs from the requested one:\n  {}", unmet.join("\n  "))]
     Config {
         /// The kernel's name.
         kernel: &'static str,
-        /// The unmet options, as `CONFIG_X: wanted y, is n`.
+        /// The unmet options, as `CONFIG_X: expected y, found n`.
         unmet: Vec<String>,
     },
 }

@@ -2,8 +2,8 @@
 //! machine's memory.
 //!
 //! The first byte selects the input's kind: the file itself; a bzImage whose header, codec and
-//! recorded size are from the input; or an ELF whose segments and notes are. What is loaded is
-//! checked against its address, and no file may claim more than it may unpack to.
+//! recorded size are from the input; or an ELF whose segments and notes are. Loaded
+//! bytes are checked against their addresses, and no file may claim more than it may unpack to.
 #![no_main]
 
 use std::path::Path;

@@ -22,8 +22,8 @@ const POWER_EDX_INVARIANT_TSC: u32 = 1 << 8;
 
 /// ASYNC_PF, ASYNC_PF_VMEXIT, ASYNC_PF_INT (include/uapi/asm/kvm_para.h), hidden on every host.
 ///
-/// By these KVM tells the guest that the host has to fetch a page. The guest sees an exception at
-/// the page-fault entry and an interrupt, and switches tasks. A restored guest would be traced
+/// With these KVM notifies the guest that the host has to fetch a page. The guest sees an exception
+/// at the page-fault entry and an interrupt, and switches tasks. A restored guest would be traced
 /// doing what it never does by itself.
 const ASYNC_PAGE_FAULTS: u32 = 1 << 4 | 1 << 10 | 1 << 14;
 

@@ -42,9 +42,7 @@ pub enum DiskRefusal {
         options: String,
     },
     /// The guest has the disk as a writable one.
-    #[error(
-        "disk {path}: named as one that is only read, and saved as one that the guest writes to; name it without `ro`"
-    )]
+    #[error("disk {path}: named read-only, but saved as writable; name it without `ro`")]
     ReadOnly {
         /// The named file.
         path: String,

@@ -121,7 +121,7 @@ fn remove(partial: &Path) {
     if let Err(error) = fs::remove_dir_all(partial)
         && error.kind() != io::ErrorKind::NotFound
     {
-        log::warn!("{} stays behind: {error}", partial.display());
+        log::warn!("{} is not removed: {error}", partial.display());
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn clear(folder: &Path) {
                 "removed {}, which a killed save left behind",
                 entry.path().display()
             ),
-            Err(error) => log::warn!("{} stays behind: {error}", entry.path().display()),
+            Err(error) => log::warn!("{} is not removed: {error}", entry.path().display()),
         }
     }
 }

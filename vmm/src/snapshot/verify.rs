@@ -1,7 +1,7 @@
 //! Checks that the `memory` of a snapshot is as it was written.
 //!
-//! They detect damage by a disk or by mistake, not by an attacker: whoever can change `memory` can
-//! change its hashes. A snapshot must be trusted like a program in any case.
+//! They detect damage by a disk or by mistake, not by an attacker, who can change `memory` and its
+//! hashes alike. A snapshot must be trusted like a program in any case.
 //!
 //! All pieces can be checked before a guest runs ([`SavedMemory::verify`]), which takes as long as
 //! reading the whole file. Otherwise pieces are checked as they come into use

@@ -38,7 +38,9 @@ pub enum ArmError {
         physical: Gpa,
     },
     /// The bytes at the address are not an instruction.
-    #[error("trap at {address}: bytes {bytes} are no instruction; give the address of one")]
+    #[error(
+        "trap at {address}: invalid instruction bytes {bytes}; give the address of an instruction"
+    )]
     NoInstruction {
         /// The requested address.
         address: Gva,

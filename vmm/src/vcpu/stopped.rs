@@ -15,26 +15,27 @@ use crate::memory::GuestRam;
 use crate::trap::{SiteId, Trap, TrapTable};
 use crate::walks::HitMemory;
 
-/// Takes traps, on the vCPU's own thread. Whatever it does, the guest waits for: no blocking, no
-/// allocation on the usual path.
+/// Handles traps, on the vCPU's own thread. The guest waits for it, so it must not block, nor
+/// allocate on the usual path.
 pub trait TrapSink: Send + Sync {
-    /// The vCPU of `trap` stands before the trapped instruction, with its registers in `cpu`.
+    /// Handles a hit. The vCPU of `trap` is before the trapped instruction, with its registers in
+    /// `cpu`.
     fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>);
 
-    /// A site stands no more: a program came there in a state in which this host cannot execute the
-    /// displaced instruction. That hit was reported, later ones will not be.
+    /// Handles a site that was given up: a program hit it in a state in which this host cannot
+    /// execute the displaced instruction. That hit was reported, later ones are not.
     fn given_up(&self, site: SiteId) {
         let _ = site;
     }
 
-    /// The vCPU was made to come out of the guest, wherever it was, by
-    /// [`crate::machine::Handle::sample`]; a halted one too.
+    /// Handles a vCPU that [`crate::machine::Handle::sample`] has made leave the guest at any
+    /// instruction, or while halted.
     fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedVcpu<'_>) {
         let _ = (vcpu, mask, cpu);
     }
 }
 
-/// One vCPU that stands still at a trap.
+/// One vCPU that is stopped at a trap.
 pub struct StoppedVcpu<'a> {
     pub(crate) regs: &'a kvm_regs,
     pub(crate) user_mode: bool,
@@ -97,25 +98,25 @@ impl StoppedVcpu<'_> {
         registers.cpu_state(self.sregs().gs.base)
     }
 
-    /// What stands at an address without any site, as many bytes as the longest instruction has;
-    /// fewer where a page is missing.
+    /// Returns the bytes at an address without any trap, as many as the longest instruction has;
+    /// fewer if a page is missing.
     pub fn code(&self, address: Gva) -> Vec<u8> {
         self.traps.read_code(address, self.address_space())
     }
 
-    /// Makes all vCPUs stand still after this, until the result is dropped: for somebody on another
-    /// thread who has to do what must be done before the guest goes on. That one pauses the machine
-    /// itself before looking at it.
+    /// Pauses all vCPUs after this hit, until the result is dropped. It is for work on another
+    /// thread that must be done before the guest continues. That thread pauses the machine itself
+    /// before it reads from it.
     pub fn hold(&self) -> Paused {
         self.control.hold_all()
     }
 
-    /// The machine's sites, to arm another one (a return address) from here.
+    /// Returns the machine's sites, to arm another one (a return address) during a hit.
     pub fn traps(&self) -> &TrapTable {
         self.traps
     }
 
-    /// The guest's time stamp counter now.
+    /// Returns the current value of the guest's time stamp counter.
     pub fn tsc(&self) -> u64 {
         crate::clock::host_tsc()
     }

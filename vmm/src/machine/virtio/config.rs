@@ -123,7 +123,7 @@ pub enum VirtioError {
     Host(#[from] io::Error),
     /// A disk is not the one that was saved.
     #[error(
-        "disk {path}: {found} bytes, it had {saved} when the machine was saved; put the image of then back"
+        "disk {path}: {found} bytes, it had {saved} when the machine was saved; give the image of that time"
     )]
     DiskChanged {
         /// The path of the image.

@@ -84,7 +84,7 @@ pub enum DecodeError {
         available: usize,
     },
     /// No CPU executes these bytes.
-    #[error("{ip:#x}: bytes {bytes:02x?} are no 64-bit instruction")]
+    #[error("{ip:#x}: invalid 64-bit instruction: found bytes {bytes:02x?}")]
     Invalid {
         /// The linear address of the first byte.
         ip: u64,

@@ -99,7 +99,7 @@ impl Stub {
     /// Assembles the stub for an instruction whose memory operand, if any, is `[scratch +
     /// Context::MEMORY]`.
     pub(super) fn new(insn: &Instruction, scratch: Register) -> Result<Self, &'static str> {
-        let base = get_gpr64(scratch).ok_or("its scratch register is no 64-bit register")?;
+        let base = get_gpr64(scratch).ok_or("its scratch register is not a 64-bit register")?;
         let code = assemble(insn, base).map_err(|_| "it cannot be encoded for the host")?;
         let place = Place::with(&code)?;
         Ok(Self { place })
