@@ -15,14 +15,14 @@ use crate::registry::VmName;
 pub use ports::{Ctl, Mount, Read, ReadPort};
 pub use run::{Run, Switch, User};
 
-/// Bytes of a string that a script reads unless told otherwise.
+/// The default number of bytes of a string that a script reads.
 const DEFAULT_STRLEN: u16 = 256;
 
 /// Watch a running Linux guest from outside.
 ///
 /// exotrace runs an unmodified guest in a small KVM machine and traces it without any help from
-/// inside: no agent, no module, no kernel option. `exotrace demo` shows what that looks like;
-/// `exotrace doctor` says what this host can do.
+/// inside: no agent, no module, no kernel option. `exotrace demo` shows an example.
+/// `exotrace doctor` reports the abilities of this host.
 #[derive(Debug, Parser)]
 #[command(
     name = "exotrace",
@@ -31,10 +31,10 @@ const DEFAULT_STRLEN: u16 = 256;
     propagate_version = true
 )]
 #[command(
-    after_help = "Exit status: 0 done, 1 failed, 2 usage. EXOTRACE_LOG=debug shows what happens inside."
+    after_help = "Exit status: 0 done, 1 failed, 2 usage. EXOTRACE_LOG=debug prints a log of internals."
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -42,29 +42,29 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Say what this host's KVM does, and what follows from it
+    /// Report the behaviour of this host's KVM, and its consequences
     Doctor(Doctor),
     /// Boot or restore a machine, and trace it
     Run(Box<Run>),
-    /// Show a traced guest: boot one, trace its file system, explain what is shown
+    /// Boot a guest, trace its file system and explain the output
     Demo(Demo),
-    /// Make or fetch a guest to run: its kernel and initramfs, into a folder
+    /// Build or fetch a guest's kernel and initramfs into a folder
     Guest(Guest),
     /// Save a running machine to a folder
     Snapshot(Snapshot),
-    /// End a running machine in order: traps are removed first
+    /// End a running machine, after removing all traps
     Stop(VmSelector),
-    /// Show what a running machine has counted
+    /// Show a running machine's counters
     Stat(Stat),
     /// List the machines that run
     Vms(Vms),
     /// List the processes of a running guest
     Ps(Ps),
-    /// Show what a process of a running guest has mapped, as /proc/PID/maps does
+    /// Show the memory mappings of a running guest's process, as /proc/PID/maps does
     Maps(Maps),
     /// Show the address of a symbol, or the symbol at an address
     Sym(Sym),
-    /// Show where the threads of a process stand, in the kernel and in the program
+    /// Show the stacks of a process's threads, in the kernel and in the program
     Stack(Stack),
     /// List the probes of a running guest, with their arguments
     List(List),
@@ -73,7 +73,7 @@ pub enum Command {
     /// Give a command to a running machine's device trace(3) or ptrace(3), or print its
     /// configuration
     Ctl(Ctl),
-    /// Stream what a running machine's device trace(3) or ptrace(3) records
+    /// Stream the records of a running machine's device trace(3), ptrace(3) or dt(4)
     Read(Box<Read>),
     /// Show a running machine's trace devices as files in a folder
     Mount(Mount),
@@ -96,10 +96,10 @@ pub enum Command {
 /// Options of `doctor`.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Measure again instead of using what is known of this host
+    /// Measure again instead of using the host record
     #[arg(long)]
     pub fresh: bool,
-    /// Print the record as JSON
+    /// Print the host record as JSON
     #[arg(long)]
     pub json: bool,
     /// List the system calls that each kind of thread of a machine's process may make, with the
@@ -127,21 +127,21 @@ rich:  the same source with tracepoints, modules, jump labels and BTF in the ima
 cloud: Debian's linux-image-cloud-amd64 as it is, unpacked and not installed.
 micro: a kernel of a few kilobytes that boots in milliseconds, for tests and measurements.")]
 pub struct Guest {
-    /// Which guest
+    /// The guest
     #[arg(value_enum)]
     pub kind: GuestKind,
-    /// Where its files go
+    /// The folder for its files
     pub folder: PathBuf,
     /// With `cloud`: the newest kernel of this suite of Debian's, such as bullseye,
     /// trixie-backports or sid
     ///
-    /// Its package lists are fetched into the cache; the machine's own stay as they are. Without
-    /// this, the kernel is the one that the machine's own apt has.
+    /// Its package lists are fetched into the cache; the system's own are not changed. By default
+    /// the kernel is the one of the system's own apt.
     #[arg(long, value_name = "NAME")]
     pub suite: Option<String>,
 }
 
-/// The guests there are.
+/// The available guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GuestKind {
     /// A small kernel, and busybox.
@@ -157,7 +157,7 @@ pub enum GuestKind {
 /// Options of `snapshot`.
 #[derive(Debug, Args)]
 pub struct Snapshot {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
     /// Check a snapshot instead: compare the memory in the folder with its hashes, and name each
@@ -171,13 +171,13 @@ pub struct Snapshot {
 /// Options of `stat`.
 #[derive(Debug, Args)]
 pub struct Stat {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
     /// Print the counts as JSON
     #[arg(long)]
     pub json: bool,
-    /// Hash the kernel's text as it stands in the guest's memory, traps and all
+    /// Hash the kernel's text in the guest's memory, traps included
     #[arg(long)]
     pub hash: bool,
 }
@@ -193,7 +193,7 @@ pub struct Vms {
 /// Options of `ps`.
 #[derive(Debug, Args)]
 pub struct Ps {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
     /// List threads
@@ -207,7 +207,7 @@ pub struct Ps {
 /// Options of `maps`.
 #[derive(Debug, Args)]
 pub struct Maps {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
     /// The process: its pid or its name
@@ -221,17 +221,16 @@ pub struct Maps {
 /// Options of `sym`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What begins with a digit is an address in hexadecimal, with or without 0x, and so are 16 hexadecimal digits; anything else \
-is a name. Without -p symbols are the \
-kernel's and its modules'; with -p those of the process's program and libraries.")]
+A word that begins with a digit is a hexadecimal address, with or without 0x; so are 16 hexadecimal digits. Any other word \
+is a name. Without -p, symbols are those of the kernel and its modules. With -p, they are those of the process's program and libraries.")]
 pub struct Sym {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
     /// Look in this process's program and libraries
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: Option<ProcessName>,
-    /// Where on this host the guest's files lie, for those whose pages are not in the guest's
+    /// A folder on this host with the guest's files, for those whose pages are not in the guest's
     /// memory
     #[arg(long, value_name = "DIR", requires = "process")]
     pub symfs: Option<PathBuf>,
@@ -246,15 +245,15 @@ pub struct Sym {
 /// Options of `stack`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A frame marked ? may be wrong; the mark says how it was found. A stack that does not reach its bottom says why.")]
+A frame marked ? may be wrong; the mark says how it was found. A stack that does not reach its bottom ends with the reason.")]
 pub struct Stack {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
     /// The process: its pid or its name
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: ProcessName,
-    /// Where on this host the guest's files lie, for those whose pages are not in the guest's
+    /// A folder on this host with the guest's files, for those whose pages are not in the guest's
     /// memory
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
@@ -266,19 +265,19 @@ pub struct Stack {
 /// Options of `list`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A probe is PROVIDER:MODULE:FUNCTION:NAME; empty parts and *, ? and [...] match as in a shell. Without a pattern all probes of the kernel are \
-listed. Programs' functions are listed where a pattern names them: 'uprobe:/bin/busybox::' or 'pid22:libc.so.6:malloc*:'.")]
+A probe is PROVIDER:MODULE:FUNCTION:NAME. *, ? and [...] match as in a shell; an empty part matches anything. Without a pattern all \
+probes of the kernel are listed. Programs' functions are listed if a pattern names their program: 'uprobe:/bin/busybox::' or 'pid22:libc.so.6:malloc*:'.")]
 pub struct List {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
-    /// Print how many there are of each provider
+    /// Print the number of probes of each provider
     #[arg(short, long, conflicts_with = "json")]
     pub count: bool,
     /// Print one JSON object a line
     #[arg(long)]
     pub json: bool,
-    /// Which probes
+    /// The probes to list
     #[arg(value_name = "PATTERN")]
     pub pattern: Option<String>,
 }
@@ -287,25 +286,25 @@ pub struct List {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A script is in the language of bt(5) and bpftrace: -e 'syscall::openat:entry { printf(\"%s %s\\n\", comm, str(args.filename)); }'. It is given \
-with -e, or as a file: a name that ends in .bt, an existing file with a / in its name, or - for standard input; see scripts \
-for those that come along. What follows are its arguments, $1 and so on. Anything else names probes, whose hits are shown as they come.
+with -e, or as a file: a name that ends in .bt, an existing file with a / in its name, or - for standard input. `exotrace scripts` lists \
+the included ones. Further words are the script's arguments, $1 and so on. Any other first word names probes, whose hits are shown as they come.
 Probes: vfs_read (entry and return of a kernel function), kprobe:vfs_*:entry, syscall:openat, uprobe:/bin/busybox:main:entry, \
 pid22:libc.so.6:malloc:return, profile:hz:99, interval:s:1; see list. The trace goes to standard output (or -o), counts to standard error. \
-Ctrl-C ends it; nothing of it is left in the guest then, nor when it is killed.")]
+Ctrl-C ends it. Nothing of it is left in the guest then, nor when it is killed.")]
 pub struct Trace {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
-    /// Only hits of this process; may be repeated
+    /// Record only hits of this process; may be repeated
     #[arg(short, long = "pid", value_name = "PID")]
     pub pids: Vec<u32>,
-    /// And of the processes that it makes
+    /// Record also hits of the descendants of these processes
     #[arg(short, long, requires = "pids")]
     pub follow: bool,
-    /// Only hits of this thread; may be repeated
+    /// Record only hits of this thread; may be repeated
     #[arg(long = "tid", value_name = "TID")]
     pub tids: Vec<u32>,
-    /// Only hits of threads with this name; may be repeated
+    /// Record only hits of threads with this name; may be repeated
     #[arg(long = "comm", value_name = "NAME")]
     pub comms: Vec<String>,
     /// Show this many frames of the kernel stack
@@ -320,16 +319,16 @@ pub struct Trace {
     /// Record at most this many hits of each probe a second
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub per_second: u32,
-    /// Events that the buffer of each vCPU holds: a power of two
+    /// The number of events that each vCPU's ring holds: a power of two
     #[arg(long, value_name = "EVENTS", default_value_t = DEFAULT_SLOTS)]
     pub buffer: usize,
     /// Write the trace to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// End the trace after this time, from when its probes are armed
+    /// End the trace this long after its probes are armed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
-    /// How events are written: as lines for people, or a script's own text, by default
+    /// The form of events; by default lines for people, or a script's own text
     #[arg(long, value_enum)]
     pub format: Option<Format>,
     /// Run this script
@@ -338,29 +337,29 @@ pub struct Trace {
     /// List the probes that match a pattern instead of tracing
     #[arg(short, long, conflicts_with_all = ["program", "parse_only"])]
     pub list: bool,
-    /// Say what is wrong with the script's text, and end
+    /// Report errors in the script's text, and end
     #[arg(short = 'n', long)]
     pub parse_only: bool,
-    /// Say at the end what was counted
+    /// Print counters at the end
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Take the script as OpenBSD's bt(5) does, oddities included
+    /// Interpret the script exactly as OpenBSD's bt(5) does
     #[arg(long)]
     pub strict: bool,
-    /// Translators and structures of the files *.d in this folder may be used by the script; may be
+    /// Let the script use the translators and structures of the files *.d in this folder; may be
     /// repeated
     #[arg(short = 'L', long, value_name = "DIR")]
     pub library: Vec<PathBuf>,
-    /// Most bytes of a string that a script reads from the guest
+    /// The maximum number of bytes of a string that a script reads from the guest
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_STRLEN, value_parser = clap::value_parser!(u16).range(8..=1024))]
     pub strlen: u16,
-    /// Probes, or a script's file and its arguments
+    /// The probes, or a script's file and its arguments
     #[arg(required_unless_present_any = ["program", "list"], value_name = "PROBE|FILE [ARG]")]
     pub what: Vec<String>,
 }
 
 impl Trace {
-    /// Options that were given and mean nothing for a script, or for probes.
+    /// Returns the given options that have no effect for a script, or for probes.
     pub fn without_meaning(&self, is_script: bool) -> Vec<&'static str> {
         let given = match is_script {
             true => [
@@ -386,11 +385,11 @@ impl Trace {
 /// Options of `scripts`.
 #[derive(Debug, Args)]
 pub struct Scripts {
-    /// Print the text of this one
+    /// Print the text of this script
     pub name: Option<String>,
 }
 
-/// Which machine is meant.
+/// The choice of a machine.
 #[derive(Debug, Args)]
 pub struct VmSelector {
     /// The machine; may be left out when only one runs
@@ -398,13 +397,13 @@ pub struct VmSelector {
     pub vm: Option<VmName>,
 }
 
-/// How trace events are written.
+/// The form of trace events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// A line for people
     Events,
-    /// Of probes, lines of 121 bytes as trace(3) prints them: entries and returns; of a script, its
-    /// own text
+    /// Of probes, entries and returns as lines of 121 bytes as trace(3) prints them; of a script,
+    /// its own text
     Text,
     /// One JSON object a line
     Json,
@@ -417,7 +416,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     let number = text.parse::<f64>().ok().filter(|n| *n > 0.0);
     number
         .and_then(|n| Duration::try_from_secs_f64(n).ok())
-        .ok_or_else(|| format!("{text:?} is no time; write seconds, such as 10 or 0.5"))
+        .ok_or_else(|| format!("invalid time {text:?}: expected seconds, such as 10 or 0.5"))
 }
 
 #[cfg(test)]

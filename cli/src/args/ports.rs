@@ -10,7 +10,7 @@ use super::{VmSelector, parse_seconds};
 use crate::memory_size;
 use crate::protocol::ports::ControlName;
 
-/// Older files kept beside one that rotates, unless told otherwise.
+/// The default number of older files that rotation keeps.
 const DEFAULT_KEEP: u32 = 5;
 
 /// Options of `ctl`.
@@ -18,15 +18,15 @@ const DEFAULT_KEEP: u32 = 5;
 #[command(after_help = "\
 Of trace(3): trace START END new NAME, trace NAME on|off|remove, start, stop, all, size EXPONENT, watch PID. An address is hexadecimal, full \
 or as an offset from the kernel's text, or a symbol's name. Of ptrace(3), with --port ptracectl: trace PID 1|0, size RECORDS. \
-What was refused is told with exit status 1.")]
+A refused command is reported with exit status 1.")]
 pub struct Ctl {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
     /// The port that takes the command
     #[arg(long, value_enum, default_value = "tracectl")]
     pub port: ControlName,
-    /// One command; without it the configuration is printed
+    /// One command; if it is omitted, the configuration is printed
     #[arg(
         value_name = "COMMAND",
         trailing_var_arg = true,
@@ -35,18 +35,18 @@ pub struct Ctl {
     pub command: Vec<String>,
 }
 
-/// What `read -h` and `read --help` end with.
+/// The end of `read -h` and `read --help`.
 macro_rules! read_help {
     () => {
         "\
-Events go to standard output (or -o), counts to standard error. Ctrl-C ends it, and so does the end of the machine. What is read is gone for \
-readers that come later; those that read at the same time get it too. trace: text (the device's lines), raw (the same), json, perfetto, \
+Events go to standard output (or -o), counts to standard error. Ctrl-C ends it, and so does the end of the machine. Later readers do not \
+get the events that were read before; concurrent readers all get them. trace: text (the device's lines), raw (the same), json, perfetto, \
 collapsed. ptrace: text (as ptrace(1) prints), raw (records of 28 bytes), json, perfetto, svg. dt: text, raw (structures of dt(4)), json, of \
 probes such as kprobe:vfs_read:entry."
     };
 }
 
-/// What the manual page and `read --help` say of the fields of JSON besides.
+/// The fields of JSON, for the manual page and `read --help`.
 macro_rules! fields_help {
     () => {
         "\
@@ -69,23 +69,23 @@ const READ_HELP: &str = read_help!();
 #[derive(Debug, Args)]
 #[command(after_help = READ_HELP, after_long_help = concat!(read_help!(), "\n\n", fields_help!()))]
 pub struct Read {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
-    /// The port that gives the events
+    /// The port to read
     #[arg(value_enum, value_name = "PORT")]
     pub port: ReadPort,
-    /// Of dt: the probes
+    /// For dt: the probes
     #[arg(value_name = "PROBE")]
     pub probes: Vec<String>,
-    /// How events are written
+    /// The form of events
     #[arg(long, value_enum, default_value = "text")]
     pub format: StreamFormat,
     /// Write to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Begin the file anew when it has this size: a number with K, M or G. The old one becomes
-    /// FILE.1, that FILE.2 and so on
+    /// Rotate the file at this size, a number with K, M or G: FILE becomes FILE.1, FILE.1 becomes
+    /// FILE.2 and so on
     #[arg(long, value_name = "SIZE", requires = "output", value_parser = memory_size::parse)]
     pub rotate: Option<u64>,
     /// Keep this many older files
@@ -94,22 +94,22 @@ pub struct Read {
     /// End after this time
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
-    /// Write what is there and end
+    /// Write the present events and end
     #[arg(long, conflicts_with = "duration")]
     pub now: bool,
-    /// Of ptrace: have this process traced while it is read; may be repeated
+    /// For ptrace: trace this process while reading; may be repeated
     #[arg(short, long = "pid", value_name = "PID")]
     pub pids: Vec<u32>,
-    /// Of ptrace: have all processes traced while it is read
+    /// For ptrace: trace all processes while reading
     #[arg(long, conflicts_with = "pids")]
     pub all: bool,
-    /// Of ptrace: records that the log holds, a power of two
+    /// For ptrace: the number of records that the log holds, a power of two
     #[arg(long, value_name = "RECORDS")]
     pub size: Option<u32>,
 }
 
 impl Read {
-    /// Options that were given and mean nothing for the port.
+    /// Returns the given options that have no effect for the port.
     pub fn without_meaning(&self) -> Vec<String> {
         use StreamFormat::{Collapsed, Perfetto, Svg};
         let (of_trace, of_ptrace, of_dt) = match self.port {
@@ -152,13 +152,13 @@ pub enum ReadPort {
 /// Options of `mount`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Files: tracectl and ptracectl take commands and tell the configuration, trace and ptrace give events, dt is the device dt(4) by its messages, \
-stat has counts and the text of the last error. As on Plan 9 a read does not wait: 0 bytes mean that there is nothing now.
+Files: tracectl and ptracectl take commands and report the configuration. trace and ptrace give events. dt is the device dt(4) by its \
+messages. stat has counts and the text of the last error. As on Plan 9 a read does not wait: 0 bytes mean that there is nothing now.
   echo trace vfs_read vfs_write new a > DIR/tracectl; echo trace a on > DIR/tracectl
   echo start > DIR/tracectl; sleep 1; echo stop > DIR/tracectl; cat DIR/trace
 Ends with Ctrl-C, with the machine, or by umount DIR. Users other than root need fusermount3 (package fuse3).")]
 pub struct Mount {
-    /// Which machine
+    /// The machine
     #[command(flatten)]
     pub which: VmSelector,
     /// An existing empty folder

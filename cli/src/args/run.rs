@@ -16,30 +16,30 @@ use crate::expect::report::Destination;
 use crate::memory_size;
 use crate::registry::VmName;
 
-/// What `run -h` and `run --help` end with.
+/// The end of `run -h` and `run --help`.
 macro_rules! run_help {
     () => {
         "\
 Traces go to standard output (or -o), everything else to standard error. The guest's serial port is on standard \
 output too, unless --trace is given without -o: then it is on standard error.
-With a terminal, Ctrl-a x leaves and Ctrl-a Ctrl-a is a Ctrl-a for the guest. Ctrl-C goes to the guest then; \
-elsewhere SIGINT and SIGTERM remove every trap, then end the run."
+With a terminal, Ctrl-a x ends the run, Ctrl-a Ctrl-a sends a Ctrl-a to the guest, and Ctrl-C goes to the guest. \
+Without one, SIGINT and SIGTERM remove every trap, then end the run."
     };
 }
 
-/// What the manual page and `run --help` say of expectations besides.
+/// The rules of expectations, for the manual page and `run --help`.
 macro_rules! expect_help {
     () => {
         "\
 Expectations: a PROBE is one that `trace` takes (vfs_read, kprobe:vfs_*:entry, syscall:openat, tracepoint:sched:sched_switch, \
-uprobe:/bin/busybox:main); where neither entry nor return is said the entry is meant. A PREDICATE is one of the language of scripts, \
+uprobe:/bin/busybox:main); without entry or return, the entry is meant. A PREDICATE is one of the script language, \
 between slashes: 'syscall:openat:return/comm == \"sh\" && retval < 0/==0'. It begins at the first slash that belongs to no path, and a \
-path stands behind a colon. Hits are compared by >=N (>=1 if nothing is said), >N, ==N, <=N or <N; ==0 says never. Every hit is counted, \
+path follows a colon. Hits are compared by >=N (the default is >=1), >N, ==N, <=N or <N; ==0 means never. Every hit is counted, \
 whatever the rate.
 Probes are enabled as soon as the kernel can be traced, of a restored machine before its first instruction; modules and programs must be \
 there by then. The time of --for begins then. Without --until-met the run takes all of it unless the guest ends by itself (reset, \
-power-off), whose hits until then count. A guest that never boots so far is waited for: bound that with timeout(1), at whose SIGTERM the \
-report is still written. The status is 0 if all expectations hold; 1 if one does not, if the run was cut short by a signal or another \
+power-off); its hits until then count. The run waits without limit for a guest that never boots so far. Limit that with timeout(1): the \
+report is still written at its SIGTERM. The status is 0 if all expectations hold; 1 if one does not, if the run was cut short by a signal or another \
 command, or if the guest's kernel panicked or crashed.
 A JUnit report has a test case for each expectation and one called 'guest did not panic', and 'run was whole' if it was not. A JSON report \
 is one object: version (1), machine, passed, began_unix_ns, seconds, asked_seconds (null without --for), end (kind: time-up, met, guest, \
@@ -87,35 +87,36 @@ pub struct Run {
     #[arg(long, value_name = "NAME")]
     pub name: Option<VmName>,
     /// Give the guest this file as a disk, a raw image: the first is its /dev/vda. With `,ro` it
-    /// may only be read. A restored machine has the disks it was saved with: those that do not lie
-    /// in the snapshot's folder are named again, in order
+    /// is read-only. A restored machine has the disks it was saved with. Name those outside the
+    /// snapshot's folder again, in order
     #[arg(long = "disk", value_name = "[path=]FILE[,ro]")]
     pub disks: Vec<Disk>,
-    /// Take the disks that the snapshot names, wherever their files are: for a snapshot that is
+    /// Use the disks that the snapshot names, wherever their files are; only for a snapshot that is
     /// trusted like a program
     #[arg(long, requires = "restore", conflicts_with = "disks")]
     pub disks_as_saved: bool,
     /// Check all of the snapshot's memory before the guest runs, which takes as long as reading it.
-    /// Without this, pieces of it are checked as the guest comes to use them: damage is then
-    /// reported, and the guest goes on
+    /// By default each piece is checked when the guest first uses it. Damage is then reported, and
+    /// the guest continues
     #[arg(long, requires = "restore")]
     pub verify: bool,
-    /// Whether the guest has a source of random numbers: the host's, as /dev/hwrng. By default a
-    /// Linux has it, unless nothing is added to its command line
+    /// Give the guest the host's random numbers as /dev/hwrng. By default on for Linux, unless
+    /// --no-words is given
     #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]
     pub rng: Option<Switch>,
-    /// Give the guest a virtio-console: its hvc0, whose output goes where the serial port's goes,
-    /// and the trace devices as /dev/virtio-ports/tracectl and so on, to read events (ro) or also
-    /// to say what is traced (rw). A restored machine has the ports it was saved with
+    /// Give the guest a virtio-console. It has hvc0, whose output goes where the serial port's
+    /// goes, and the trace devices as /dev/virtio-ports/tracectl and so on. With ro the guest can
+    /// read events, with rw also choose what is traced. A restored machine has the ports it was
+    /// saved with
     #[arg(long, value_name = "off|ro|rw", value_enum, default_value = "off")]
     pub guest_ports: GuestPorts,
-    /// Where the guest's serial port goes: stdio, null or a file
+    /// The destination of the guest's serial port: stdio, null or a file
     #[arg(long, value_name = "stdio|null|FILE", default_value = "stdio")]
     pub serial: PathBuf,
-    /// How the kernel is entered
+    /// The boot protocol of the kernel
     #[arg(long, value_enum, conflicts_with = "restore")]
     pub entry: Option<Entry>,
-    /// Leave out the interval timer (PIT)
+    /// Omit the interval timer (PIT)
     #[arg(long, conflicts_with = "restore")]
     pub no_pit: bool,
     /// Add nothing to the kernel's command line
@@ -133,7 +134,7 @@ pub struct Run {
         group = "traced"
     )]
     pub trace: Vec<String>,
-    /// Run this script from when the kernel can be traced; when the script exits the run ends. See
+    /// Run this script as soon as the kernel can be traced. The run ends when the script exits. See
     /// `trace`
     #[arg(
         short = 'e',
@@ -143,34 +144,32 @@ pub struct Run {
         conflicts_with = "trace"
     )]
     pub program: Option<String>,
-    /// The same of a script in a file
+    /// Run the script in this file likewise
     #[arg(short = 'f', long = "script", value_name = "FILE", group = "traced", conflicts_with_all = ["trace", "program"])]
     pub script: Option<String>,
     /// Write the trace to this file instead of standard output
     #[arg(short, long, value_name = "FILE", requires = "traced")]
     pub output: Option<PathBuf>,
-    /// Expect this of the guest: how often a probe is hit, once at least if no number is given; may
-    /// be repeated
+    /// Expect a number of hits of a probe, at least one by default; may be repeated
     #[arg(long, value_name = "PROBE[/PREDICATE/][>=N]", value_parser = Expectation::parse)]
     pub expect: Vec<Expectation>,
-    /// End the run as soon as all that is expected has come, unless something is expected that has
-    /// an upper bound
+    /// End the run as soon as all expectations are met; ignored if one of them has an upper bound
     #[arg(long, requires = "expect")]
     pub until_met: bool,
-    /// Write a report on what was expected and seen: JUnit XML to a FILE.xml, JSON to a FILE.json;
-    /// may be repeated
+    /// Write a report of the expectations: JUnit XML to a FILE.xml, JSON to a FILE.json; may be
+    /// repeated
     #[arg(long, value_name = "FILE", requires = "expect", value_parser = Destination::from_str)]
     pub report: Vec<Destination>,
-    /// End the run after this time: from the start, or with a trace or expectations from when their
-    /// probes are armed
+    /// End the run after this time. It begins at the start, or with a trace or expectations when
+    /// their probes are armed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
-    /// How trace events are written: text where functions are named alone, else events
+    /// The form of trace events; by default text for functions by name alone, else events
     #[arg(long, value_enum)]
     pub format: Option<Format>,
-    /// Whether the machine's process gives up what it does not need: files, system calls,
-    /// capabilities, core dumps, and being read by other processes of the user. With `strict`, a
-    /// system call that it should not make ends it
+    /// Confine the machine's process: restrict its files and system calls, drop capabilities,
+    /// disable core dumps, and prevent other processes of the user from reading it. With `strict`,
+    /// a forbidden system call ends it
     #[arg(
         long,
         value_name = "on|strict|off",
@@ -179,16 +178,15 @@ pub struct Run {
         env = "EXOTRACE_CONFINE"
     )]
     pub confine: Confine,
-    /// Run as this user, with this group alone (by default the one of the same number): for root,
-    /// who opens /dev/kvm. The other files must be the user's to open
+    /// Run as this user, with this group alone (by default the one of the same number). Only for
+    /// root, who opens /dev/kvm first. The user must be able to open the other files
     #[arg(long, value_name = "UID[:GID]", value_parser = parse_user)]
     pub user: Option<User>,
-    /// Whether clients may trace through the device dt(4), the socket `dt` in the machine's run
-    /// directory
+    /// Let clients trace through the device dt(4), the socket `dt` in the machine's run directory
     #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
     pub dt: Switch,
-    /// Take files that the device dt(4) resolves addresses to from this copy of the guest's, where
-    /// the guest's memory lacks them
+    /// Take the guest's files from this copy where the guest's memory lacks them, for addresses
+    /// that the device dt(4) resolves
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
 }
@@ -205,8 +203,9 @@ pub struct User {
 fn parse_user(text: &str) -> Result<User, String> {
     let number = |text: &str| {
         let parsed = text.parse().ok().filter(|&number| number != u32::MAX);
-        parsed
-            .ok_or_else(|| format!("{text:?} is no user's or group's number; give UID or UID:GID"))
+        parsed.ok_or_else(|| {
+            format!("invalid user or group {text:?}: expected UID or UID:GID, as numbers")
+        })
     };
     let (user, group) = text.split_once(':').unwrap_or((text, text));
     Ok(User {
@@ -225,18 +224,18 @@ pub enum Switch {
 }
 
 impl Run {
-    /// Whether the run cannot do without knowing the guest's kernel.
+    /// Returns whether the run needs the guest's kernel.
     pub fn needs_kernel(&self) -> bool {
         !(self.trace.is_empty() && self.expect.is_empty())
     }
 
-    /// Whether the run is traced, by probes or a script.
+    /// Returns whether the run is traced, by probes or a script.
     pub fn is_traced(&self) -> bool {
         !self.trace.is_empty() || self.program.is_some() || self.script.is_some()
     }
 }
 
-/// How a kernel is entered.
+/// The boot protocol of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Entry {
     /// The 64-bit boot protocol
