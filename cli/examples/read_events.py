@@ -2,7 +2,7 @@
 """Reads events of exotrace: read_events.py ptrace|trace|json [FILE|SOCKET|-]
 
 ptrace: records of 28 bytes; trace: lines of 121 bytes; json: what `exotrace read ptrace|trace --format json` writes, one object a line.
-They come from a file, from the socket `ptrace` or `trace` in a machine's run directory, or from a pipe. Needs Python 3.8 and nothing else."""
+The events come from a file, from the socket `ptrace` or `trace` in a machine's run directory, or from a pipe. Needs only Python 3.8."""
 
 import json, os, socket, stat, struct, sys
 
@@ -43,5 +43,5 @@ try:
     for event in READERS[sys.argv[1]](open_source((sys.argv + ["-"])[2])):
         print(event.get("time", event.get("tsc")), event["pid"], event["event"],
               *(f"{name}={value}" for name, value in event.items() if name not in ("time", "tsc", "pid", "event")), flush=True)
-except (BrokenPipeError, KeyboardInterrupt):  # who reads this has had enough
+except (BrokenPipeError, KeyboardInterrupt):  # the reader has closed its end
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -18,11 +18,11 @@ pub struct Disk {
 pub enum DiskError {
     /// The option is unknown.
     #[error(
-        "no option {0:?}: a disk is FILE or path=FILE, with `,ro` behind it if it is only to be read"
+        "unknown option {0:?}: expected FILE or path=FILE, followed by `,ro` for a read-only disk"
     )]
     Option(String),
     /// The file is missing.
-    #[error("no file: a disk is FILE or path=FILE")]
+    #[error("no file: expected FILE or path=FILE")]
     NoFile,
     /// There is more than one file.
     #[error("more than one file: give --disk once for each disk")]

@@ -84,7 +84,7 @@ pub use vm::{GuestError, Vm};
 /// Runs the command that the process's arguments ask for; returns its exit status.
 #[must_use]
 pub fn main() -> ExitCode {
-    // What fuser warns of is told better where it happens.
+    // The causes of fuser's warnings are reported where they occur.
     let log = env_logger::Env::new().filter_or("EXOTRACE_LOG", "warn,fuser=off");
     env_logger::Builder::from_env(log)
         .format(log_lines::write)

@@ -225,7 +225,7 @@ impl Shared {
         let mut connections = self.connections();
         connections.retain(|connection| !connection.thread.is_finished());
         if connections.len() >= most {
-            log::warn!("{name} socket: {most} clients are connected; one more is turned away");
+            log::warn!("{name} socket: {most} clients are connected; one more is refused");
             return Ok(());
         }
         let served = Arc::new(Served(stream));
@@ -235,7 +235,7 @@ impl Shared {
             .name(name.into())
             .spawn(move || {
                 if let Err(error) = (shared.serve)(&served.0, &shared.leave) {
-                    log::debug!("{name} socket: a client went away: {error}");
+                    log::debug!("{name} socket: a client has disconnected: {error}");
                 }
             })?;
         connections.push(Connection {
@@ -256,7 +256,7 @@ pub enum PeerError {
         uid: u32,
     },
     /// The client's user is unknown.
-    #[error("it is not known whose process the client is: {0}")]
+    #[error("the client's user cannot be determined: {0}")]
     Unknown(#[from] rustix::io::Errno),
 }
 

@@ -6,13 +6,13 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// The text is not a number with a known suffix.
-    #[error("{text:?} is not a size; write a whole number with K, M or G, such as 256M")]
+    #[error("invalid size {text:?}: expected a whole number with K, M or G, such as 256M")]
     NotASize {
         /// The given text.
         text: String,
     },
     /// The size does not fit 64 bits.
-    #[error("{text:?} is more than any machine has; the largest guest has 512G")]
+    #[error("size {text:?} is too large: expected at most 512G")]
     TooLarge {
         /// The given text.
         text: String,
@@ -104,12 +104,12 @@ mod tests {
     #[test]
     fn what_is_no_size_is_refused_with_what_to_write() {
         for (text, expected) in [
-            ("", "is not a size"),
-            ("M", "is not a size"),
-            ("-1M", "is not a size"),
-            ("1.5G", "is not a size"),
-            ("256X", "is not a size"),
-            ("256 M", "is not a size"),
+            ("", "invalid size"),
+            ("M", "invalid size"),
+            ("-1M", "invalid size"),
+            ("1.5G", "invalid size"),
+            ("256X", "invalid size"),
+            ("256 M", "invalid size"),
             ("128", "did you mean 128M?"),
             ("99999999999999999999", "512G"),
             ("18446744073709551615G", "512G"),

@@ -152,7 +152,7 @@ impl Drop for OutputFile {
             && !self.kept
             && let Err(error) = fs::remove_file(&self.path)
         {
-            log::warn!("{} stays behind: {error}", self.path.display());
+            log::warn!("{} is not removed: {error}", self.path.display());
         }
     }
 }

@@ -81,7 +81,7 @@ fn in_memory(machine: &Handle) -> Option<PanicFinder> {
     let view = memory.view(cpu.address_space());
     let live = LiveKernel::find(view, &cpu, entry.map_or(0, |entry| entry.0));
     let live = live
-        .inspect_err(|error| log::info!("panics are looked for at the end alone: {error}"))
+        .inspect_err(|error| log::info!("panics are detected only at the end: {error}"))
         .ok()?;
     let place = |address| memory.view(live.space).locate(Gva(address)).ok();
     let panic_cpu = live

@@ -54,7 +54,7 @@ pub struct Vm {
     pub(crate) started: Instant,
     /// The end of what its guest has printed.
     pub(crate) console: Tail,
-    /// What is known of its kernel's structures.
+    /// The knowledge of its kernel's structures.
     pub(crate) inspector: Inspector,
     /// Its probe engine, from the first trace on.
     pub(crate) engine: OnceLock<Engine>,

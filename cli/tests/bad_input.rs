@@ -26,7 +26,7 @@ fn usage_errors_have_status_2() {
         ("brew", &["'brew'"]),
         (
             "run --kernel micro --memory lots",
-            &["\"lots\" is not a size", "256M"],
+            &["invalid size \"lots\"", "256M"],
         ),
         ("run --kernel micro --memory 128", &["did you mean 128M?"]),
         ("run --kernel micro --memory 99999999999G", &["512G"]),
@@ -35,7 +35,7 @@ fn usage_errors_have_status_2() {
             "run --kernel micro --name a/b",
             &["\"a/b\" cannot name a machine"],
         ),
-        ("run --kernel micro --for soon", &["\"soon\" is no time"]),
+        ("run --kernel micro --for soon", &["invalid time \"soon\""]),
         ("run --kernel micro -o trace", &["--trace"]),
         ("run --restore d --memory 64M", &["--memory", "--restore"]),
         ("run --kernel micro --format xml", &["'xml'", "text"]),

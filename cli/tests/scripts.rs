@@ -97,7 +97,8 @@ fn a_script_is_only_read_if_that_is_asked_for() {
         );
     }
     let ended = trace(&world, "-n", "BEGIN { @x = }");
-    let expected = "exotrace:1:14: an expression is expected here; found '}':\nBEGIN { @x = }\n             ^\n";
+    let expected =
+        "exotrace:1:14: expected an expression, found '}':\nBEGIN { @x = }\n             ^\n";
     assert_eq!((ended.status, ended.stderr.as_str()), (1, expected));
 }
 

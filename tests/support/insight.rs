@@ -84,7 +84,7 @@ impl Traceable for Probed<'_> {
     }
 }
 
-/// The CPUs of a machine that stands still.
+/// Returns the CPUs of a paused machine.
 pub fn cpus(machine: &Machine, paused: &Paused) -> Vec<CpuState> {
     (0..machine.vcpus())
         .filter_map(|vcpu| machine.cpu_state(paused, vcpu))

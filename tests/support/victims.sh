@@ -1,5 +1,5 @@
-# Loops in a guest that each do one thing that is hard on a machine or on its tracers, until
-# /tmp/stop exists: victims [NAME]... Each loop prints its number of rounds at the end, and errors
+# Loops in a guest that each stress one part of a machine or its tracers, until /tmp/stop exists:
+# victims [NAME]... Each loop prints its number of rounds at the end, and errors
 # at once. AREA is the address of the last 64 KiB of memory, which the kernel does not use. COUNTED
 # is the address of a function in /bin/alarms.
 

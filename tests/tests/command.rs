@@ -182,7 +182,7 @@ fn a_running_guest_is_looked_into_from_another_terminal() {
     let ps = ask("ps --json");
     assert_eq!(ps.status, 0, "{ps:?}");
     assert!(
-        ps.stderr.contains("crowd: the guest stood still for "),
+        ps.stderr.contains("crowd: the guest was paused for "),
         "{ps:?}"
     );
     assert!(ps.stdout.lines().count() >= 20, "{ps:?}");
@@ -236,7 +236,7 @@ fn a_running_guest_is_looked_into_from_another_terminal() {
         ("maps -p 99999", "no process 99999"),
         ("maps -p kthreadd", "it is a thread of the kernel"),
         ("sym vfs_raed", "did you mean vfs_read"),
-        ("sym 0x10", "stands at 0x10"),
+        ("sym 0x10", "has no function at 0x10"),
     ] {
         let refused = ask(line);
         assert_eq!(

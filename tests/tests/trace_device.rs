@@ -126,15 +126,15 @@ fn commands_change_the_configuration_or_say_what_is_wrong() {
         ("trace ffff 10 new c", "devtrace: invalid address range"),
         (
             "trace xyzzy vfs_read new c",
-            "devtrace: bad address: \"xyzzy\" is no symbol of the kernel",
+            "devtrace: bad address: the kernel has no symbol \"xyzzy\"",
         ),
         (
             "trace vfs_raed vfs_read new c",
-            "devtrace: bad address: \"vfs_raed\" is no symbol of the kernel (did you mean vfs_read",
+            "devtrace: bad address: the kernel has no symbol \"vfs_raed\" (did you mean vfs_read",
         ),
         (
             "trace vfs_read+zz vfs_read new c",
-            "devtrace: bad address: what follows + in vfs_read+zz is no hexadecimal number",
+            "devtrace: bad address: invalid offset in vfs_read+zz: expected a hexadecimal number after +",
         ),
         (
             "trace _text _etext new c",

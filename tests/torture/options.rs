@@ -6,7 +6,7 @@ use clap::Parser;
 
 use crate::phase::{Phase, Share};
 
-/// Tortures machines and whoever traces them.
+/// Tortures machines and their tracers.
 #[derive(Debug, Parser)]
 #[command(name = "torture", bin_name = "cargo torture")]
 pub struct Options {

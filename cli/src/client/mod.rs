@@ -1,5 +1,5 @@
-//! What talks to a VM of another process: its control socket, its devices' ports, and what is made
-//! of their records. A client knows the protocol alone.
+//! Clients of a VM in another process: of its control socket and its devices' ports, with the
+//! formats of their records. A client depends only on the protocol.
 
 pub mod control;
 pub mod dt;

@@ -162,5 +162,8 @@ fn fixed<const N: usize>(bytes: &[u8]) -> io::Result<[u8; N]> {
 }
 
 fn garbled() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "an answer to something else")
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "unexpected answer of the machine",
+    )
 }

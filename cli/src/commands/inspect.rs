@@ -103,7 +103,7 @@ fn tell(machine: &Running, reading: &Reading) {
         say(format_args!("{}: {reason}", machine.name));
     }
     say(format_args!(
-        "{}: the guest stood still for {} us",
+        "{}: the guest was paused for {} us",
         machine.name, reading.standstill_us
     ));
 }

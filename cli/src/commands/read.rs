@@ -210,7 +210,8 @@ fn check(args: &args::Read) -> Result<(), Failure> {
         return Err(Failure::Usage(wrong));
     }
     if args.port == ReadPort::Dt && args.probes.is_empty() {
-        let wrong = "dt: which probes? Such as: exotrace read dt kprobe:vfs_read:entry";
+        let wrong =
+            "dt: no probes given; name some, such as: exotrace read dt kprobe:vfs_read:entry";
         return Err(Failure::Usage(wrong.into()));
     }
     let is_binary = match args.format {
@@ -220,7 +221,7 @@ fn check(args: &args::Read) -> Result<(), Failure> {
     };
     if is_binary && args.output.is_none() && io::stdout().is_terminal() {
         let wrong =
-            "these are bytes that no terminal shows: write them to a file, -o FILE, or a pipe";
+            "this format is binary: write it to a file (-o FILE) or to a pipe, not to a terminal";
         return Err(Failure::Usage(wrong.into()));
     }
     Ok(())
@@ -331,7 +332,7 @@ impl Drop for Traced {
             match control.command(format!("trace {who} 0").as_bytes()) {
                 Ok(()) => {}
                 // Processes end, and so do machines.
-                Err(error) => log::info!("process {who} is traced no more: {error}"),
+                Err(error) => log::info!("process {who} is no longer traced: {error}"),
             }
         }
     }

@@ -139,8 +139,8 @@ pub fn stop(which: args::VmSelector) -> Result<(), Failure> {
     match machine.wait_gone(STOP_PATIENCE) {
         true => Ok(()),
         false => Err(Failure::new(format_args!(
-            "machine {} has stopped, but its process {} still runs after {} s: it has more to write out than is \
-             taken from it, or it is stopped itself",
+            "machine {} has stopped, but its process {} still runs after {} s: its output is not read, or the process \
+             is stopped itself",
             machine.name,
             machine.pid,
             STOP_PATIENCE.as_secs()

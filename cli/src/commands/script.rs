@@ -95,7 +95,7 @@ impl Source {
         let text = String::from_utf8(bytes).map_err(|error| {
             let at = error.utf8_error().valid_up_to();
             Failure::new(format_args!(
-                "script {name}: byte {at} is no UTF-8 text; is it a script?"
+                "script {name}: invalid UTF-8 at byte {at}; is it a script?"
             ))
         })?;
         Ok(Self {
@@ -241,7 +241,7 @@ pub fn tell(counts: &Counts, verbose: bool) {
     for (count, what) in [
         (
             counts.lost_output,
-            "pieces of output were lost: nobody read them in time",
+            "pieces of output were lost: they were not read in time",
         ),
         (counts.lost_values, "values found no room in a map"),
         (counts.divisions_by_zero, "divisions by zero gave 0"),

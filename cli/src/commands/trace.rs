@@ -122,7 +122,7 @@ impl Lines {
         };
         if read == 0 {
             return Err(Failure::new(
-                "the machine has ended before it could tell the counts",
+                "the machine has ended before it reported the counts",
             ));
         }
         Ok(serde_json::from_slice(&self.text)?)

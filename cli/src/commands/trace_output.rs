@@ -24,7 +24,7 @@ use crate::server::outbox::Outbox;
 use crate::tracing::{Tracing, text};
 use crate::vm::Vm;
 
-/// What a trace came to.
+/// The result of a trace.
 #[derive(Debug)]
 pub struct Summary {
     /// The counts of all probes together.
@@ -209,7 +209,7 @@ impl Writer {
 /// Adds `line`, which can always be serialised: its keys are text.
 fn json_line(bytes: &mut Vec<u8>, line: &impl Serialize) {
     if let Err(error) = serde_json::to_writer(&mut *bytes, line) {
-        log::error!("an event that is no JSON: {error}");
+        log::error!("invalid event: expected JSON: {error}");
     }
     bytes.push(b'\n');
 }

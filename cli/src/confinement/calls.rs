@@ -164,7 +164,7 @@ pub const EVERY_THREAD: &[Call] = &[
     call!(SYS_mmap, NOT_EXECUTABLE, "memory, and stacks of threads"),
     call!(SYS_mprotect, NOT_EXECUTABLE, "memory, and guards of stacks"),
     call!(SYS_mremap, "memory that grows"),
-    call!(SYS_munmap, "memory that is given back"),
+    call!(SYS_munmap, "memory that is freed"),
     call!(SYS_madvise, "the same, and the stack of a thread that ends"),
     call!(SYS_brk, "memory"),
     call!(SYS_rt_sigprocmask, "a thread's start and end"),
@@ -172,7 +172,7 @@ pub const EVERY_THREAD: &[Call] = &[
     call!(SYS_rt_sigaction, "abort(3), and the end by a signal"),
     call!(
         SYS_sigaltstack,
-        "the stack on which an overflow of another is told"
+        "the stack on which an overflow of another is reported"
     ),
     call!(SYS_set_robust_list, "a thread's start"),
     call!(SYS_rseq, "a thread's start"),
@@ -245,7 +245,7 @@ const VCPU: &[Call] = &[call!(
 
 /// The calls of the device thread, which reads and writes disk files already open.
 const DEVICES: &[Call] = &[
-    call!(SYS_epoll_wait, "events of queues and far ends"),
+    call!(SYS_epoll_wait, "events of queues and backends"),
     call!(SYS_epoll_pwait, "the same"),
     call!(SYS_epoll_ctl, "the same"),
     call!(SYS_read, "events that have woken this thread"),
@@ -316,7 +316,7 @@ const SERVICE: &[Call] = &[
             mask: THREAD,
             value: THREAD,
         }],
-        "threads for clients. clone3(2) fails, since its flags cannot be looked at, and the C library takes this one",
+        "threads for clients. clone3(2) fails, since its flags cannot be inspected, and the C library takes this one",
     ),
     call!(
         SYS_socket,

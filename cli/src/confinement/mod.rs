@@ -202,13 +202,13 @@ impl<W: io::Write> io::Write for ConfinedWriter<W> {
 #[cfg(test)]
 mod tests;
 
-/// How a machine's process is confined.
+/// The confinement of a machine's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Confine {
-    /// As far as the host can; what is refused fails.
+    /// As far as the host can; a forbidden call fails.
     On,
-    /// Wholly, or it does not run; what is refused ends it.
+    /// Complete, or the machine does not run; a forbidden call ends it.
     Strict,
-    /// Not at all.
+    /// No confinement.
     Off,
 }

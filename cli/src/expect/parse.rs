@@ -19,13 +19,13 @@ const OPERATORS: [char; 4] = ['>', '<', '=', '!'];
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// There is no valid comparison.
-    #[error("{found:?} compares with nothing that is known: write >=, ==, <=, > or <")]
+    #[error("unknown comparison {found:?}: expected >=, ==, <=, > or <")]
     Operator {
         /// The text in its place.
         found: String,
     },
     /// There is no valid number after the comparison.
-    #[error("{found:?} is no count; write a number, such as {operator}5")]
+    #[error("invalid count {found:?}: expected a number, such as {operator}5")]
     Number {
         /// The text in its place.
         found: String,
@@ -41,7 +41,7 @@ pub enum ParseError {
         outcome: &'static str,
     },
     /// The script language rejects the probe or its predicate.
-    #[error("{message}; write PROBE, PROBE/PREDICATE/ or one of these with a count behind it")]
+    #[error("{message}; write PROBE, PROBE/PREDICATE/ or one of these followed by a count")]
     Rule {
         /// The message.
         message: String,
@@ -53,7 +53,7 @@ pub enum ParseError {
         found: usize,
     },
     /// The probe is not one of the guest's.
-    #[error("{name} is no probe of the guest")]
+    #[error("{name} is not a probe of the guest")]
     OwnProbe {
         /// Its name.
         name: String,
@@ -145,7 +145,7 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
         let messages = messages.collect::<Vec<_>>().join("; ");
         // The brace was added here.
         let messages = messages.replace("found '{'", "found the end");
-        wrong(messages.replace("'{' and what to do is", "the end is"))
+        wrong(messages.replace("expected '{' and actions", "expected the end"))
     })?;
     let [parsed] = rules.as_slice() else {
         return Err(wrong(format!("{} rules of a script", rules.len())));
@@ -167,11 +167,15 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
     if parsed.filter.is_none() {
         return match behind {
             "" => Ok((name, None)),
-            more => Err(wrong(format!("{more:?} behind the probe"))),
+            more => Err(wrong(format!("{more:?} after the probe"))),
         };
     }
     let predicate = behind.strip_prefix('/').and_then(|p| p.strip_suffix('/'));
-    let predicate = predicate.ok_or_else(|| wrong(format!("{behind:?} is no predicate")))?;
+    let predicate = predicate.ok_or_else(|| {
+        wrong(format!(
+            "invalid predicate {behind:?}: expected it between slashes"
+        ))
+    })?;
     Ok((name, Some(predicate.trim().to_owned())))
 }
 

@@ -362,7 +362,7 @@ fn know(
         let (symbols, space) = kernel
             .place(machine, paused)
             .map_err(|error| error.to_string())?
-            .ok_or("the guest's kernel has not booted far enough to be looked into")?;
+            .ok_or("the guest's kernel has not booted far enough to be inspected")?;
         let system = System::new(memory.view(space), symbols, kernel.types());
         return Ok(Known { system, space });
     }
@@ -459,9 +459,9 @@ fn without_memory(task: &TaskInfo) -> Refusal {
     )
 }
 
-/// Returns a process; its program only if `told`.
-fn process(look: &PausedSystem<'_>, task: &TaskInfo, told: bool) -> Process {
-    let program = told.then(|| look.program(task, MOST_ARGUMENTS).ok().flatten());
+/// Returns a process; with its program only if `with_program`.
+fn process(look: &PausedSystem<'_>, task: &TaskInfo, with_program: bool) -> Process {
+    let program = with_program.then(|| look.program(task, MOST_ARGUMENTS).ok().flatten());
     let program = program.flatten().and_then(Result::ok);
     Process {
         pid: task.pid,

@@ -135,7 +135,7 @@ pub(super) fn unknown_symbol(
         None => "the kernel",
     };
     match (address(word), near.is_empty()) {
-        (Some(_), _) => format!("no function of {place} stands at {word}"),
+        (Some(_), _) => format!("{place} has no function at {word}"),
         (None, true) => format!("no symbol {word:?} in {place}"),
         (None, false) => format!(
             "no symbol {word:?} in {place}; did you mean {}?",

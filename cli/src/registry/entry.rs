@@ -118,7 +118,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         // While the lock is held: no other process can have claimed this folder.
         if let Err(error) = remove_all(&self.folder) {
-            log::warn!("{} stays behind: {error}", self.folder.display());
+            log::warn!("{} is not removed: {error}", self.folder.display());
         }
     }
 }

@@ -130,7 +130,7 @@ fn a_run_directory_that_others_can_change_is_refused() {
     for (path, expected) in [
         (open, "has mode 0777"),
         (link, "symbolic link"),
-        (file, "no directory"),
+        (file, "not a directory"),
     ] {
         let error = Registry::at(path).unwrap_err().to_string();
         assert!(

@@ -141,7 +141,7 @@ impl server::Machine for Arc<Vm> {
             _ => Ok(()),
         };
         if let Err(error) = served {
-            log::debug!("trace: the client went away: {error}");
+            log::debug!("trace: the client has disconnected: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What serves a VM: its control socket, streams of traces and scripts, the devices' sockets and
+//! The servers of a VM: its control socket, streams of traces and scripts, the devices' sockets and
 //! the guest's own ports. Each server has threads of its own, and answers for one VM.
 
 mod answers;

@@ -114,7 +114,7 @@ impl Outbox {
         if !ending::wait(is_done, || self.taken.load(Ordering::Relaxed)) {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "whoever reads it has stopped; what was left is lost",
+                "its reader has stopped; the rest of the output is lost",
             ));
         }
         let panicked = |_| Err(io::Error::other("the output's thread panicked"));

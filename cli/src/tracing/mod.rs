@@ -122,7 +122,7 @@ impl Tracing {
             true => None,
             false => Some(session.new_files().ok_or_else(|| {
                 format!(
-                    "{}: no process has it mapped, and the kernel does not tell of new ones",
+                    "{}: no process has it mapped, and the kernel does not report new ones",
                     open[0]
                 )
             })?),
@@ -249,7 +249,7 @@ impl Tracing {
     }
 }
 
-/// What tells probes of one name from each other: where they are.
+/// Returns the place of a probe, which distinguishes probes of one name.
 fn place(probe: &Probe) -> (u64, u64) {
     match &probe.target {
         Target::Kernel { address, .. } => (address.0, 0),
@@ -264,7 +264,7 @@ fn place(probe: &Probe) -> (u64, u64) {
     }
 }
 
-/// How many argument registers a kernel function takes.
+/// Returns the number of argument registers that a kernel function takes.
 fn registers(view: &KernelView, probe: &Probe) -> Option<usize> {
     match &probe.target {
         Target::Kernel { .. } if probe.name.provider == kprobe::PROVIDER => {

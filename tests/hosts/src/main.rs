@@ -28,7 +28,8 @@ use crate::kind::{Kind, Shape};
 /// Runs a command on an emulated host with AMD-V or VT-x, or opens a shell there.
 ///
 /// The host has the release build of exotrace, the guests `micro` and `small` in /guest, a shell
-/// with the usual tools, and what --put names. What the command leaves in /out comes back to --out.
+/// with the usual tools, and what --put names. Files that the command leaves in /out are copied to
+/// --out.
 #[derive(Debug, Parser)]
 #[command(name = "host", bin_name = "cargo host")]
 struct Arguments {

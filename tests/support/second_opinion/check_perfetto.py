@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Decodes a Perfetto file with the protobuf definitions of PyPI's package `perfetto`, and checks what its UI relies on.
+"""Decodes a Perfetto file with the protobuf definitions of PyPI's package `perfetto`, and checks the assumptions of its UI.
 
     check_perfetto.py FILE
 
-No field is unknown, at any level; the clock of each time is one that the file begins with; every packet is of a sequence; every event is on
-a track that was described, with a name, before it; times on a track do not go back; a slice that ends has begun on the same track, and all end;
-an arrow that ends has begun before. Prints what was counted, and the names of the tracks that have events. Status 1 and the first mistakes
-on standard error if something is wrong.
+Checks that no field is unknown, at any level. The clock of each time must be in the clock snapshot at the start of the file. Every packet must
+belong to a sequence. Every event must be on a track that was described before it, with a name. Times on a track must not decrease. Each slice
+must begin and end on the same track, and each arrow must begin before it ends. Prints counts, and the names of the tracks that have events.
+If a check fails, prints the first mistakes on standard error and ends with status 1.
 """
 
 import sys
@@ -26,7 +26,7 @@ def wrong(where, what):
 
 
 def known(message, where):
-    """No unknown fields in the message and in those within it."""
+    """Records the unknown fields of the message and of those within it."""
     for field in UnknownFieldSet(message):
         wrong(where, f"{message.DESCRIPTOR.full_name} has no field {field.field_number}")
     for field, value in message.ListFields():
@@ -36,7 +36,7 @@ def known(message, where):
 
 
 def track_name(described):
-    """What the UI shows."""
+    """Returns the name of the track in the UI; empty if there is none."""
     if described.HasField("thread"):
         thread = described.thread
         return f"{thread.thread_name} {thread.tid}" if thread.thread_name and thread.tid else ""

@@ -31,7 +31,9 @@ pub enum DtError {
     #[error("dt: {0}")]
     Refused(String),
     /// There is no such probe.
-    #[error("dt: no probe {0:?}; one is named by its three parts, such as kprobe:vfs_read:entry")]
+    #[error(
+        "dt: no probe {0:?}; expected the three parts of its name, such as kprobe:vfs_read:entry"
+    )]
     NoProbe(String),
     /// The machine has ended, and all events were read.
     #[error("dt: the machine has ended")]

@@ -25,7 +25,7 @@ pub fn shape(format: StreamFormat, names: &Names) -> Result<Box<dyn Shape>, Stri
         StreamFormat::Raw => Ok(Box::new(AsIs)),
         StreamFormat::Text => Ok(Box::new(Lines { names, json: false })),
         StreamFormat::Json => Ok(Box::new(Lines { names, json: true })),
-        _ => Err("not a format of dt: text, json and raw are".into()),
+        _ => Err("invalid format for dt: expected text, json or raw".into()),
     }
 }
 

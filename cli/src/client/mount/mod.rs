@@ -46,7 +46,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// The folder has a file system whose process was killed.
-    #[error("{path}: what was mounted there is dead; take it away first: umount {path}", path = path.display())]
+    #[error("{path}: the file system mounted there does not answer; unmount it first: umount {path}", path = path.display())]
     Dead {
         /// The path.
         path: PathBuf,

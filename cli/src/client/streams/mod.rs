@@ -8,19 +8,19 @@ pub mod sink;
 
 use clap::ValueEnum;
 
-/// How the events of a port are written.
+/// The form of a port's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum StreamFormat {
-    /// A line an event, as the device's own tools print it
+    /// One line for each event, as the device's own tools print it
     Text,
-    /// The bytes that the device gives
+    /// The device's own bytes
     Raw,
     /// One JSON object a line
     Json,
     /// A timeline for ui.perfetto.dev
     Perfetto,
-    /// Of trace, folded stacks for flame graphs, at the end
+    /// For trace: folded stacks for flame graphs, at the end
     Collapsed,
-    /// Of ptrace, a picture of the timeline, at the end
+    /// For ptrace: a picture of the timeline, at the end
     Svg,
 }

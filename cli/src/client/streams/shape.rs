@@ -85,7 +85,8 @@ pub fn shape(
 ) -> Result<Box<dyn Shape>, String> {
     let symbols = || guest.symbols();
     let clock = guest.clock;
-    let known = || clock.ok_or("the machine does not tell its clock yet: nothing of it was traced");
+    let known =
+        || clock.ok_or("the machine has not reported its clock yet: nothing of it was traced");
     Ok(match (port, format) {
         (_, StreamFormat::Raw) | (EventName::Trace, StreamFormat::Text) => Box::new(AsIs),
         (EventName::Trace, StreamFormat::Json) => lines(trace_render::Json::new(symbols(), clock)),

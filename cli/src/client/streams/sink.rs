@@ -106,7 +106,7 @@ impl Sink {
     ) -> Result<Self, Failure> {
         let file = opened.writer()?;
         if rotation.is_some() && !file.metadata()?.is_file() {
-            let why = "it is no file, and cannot be begun anew; leave --rotate out";
+            let why = "expected a regular file for --rotate; omit --rotate";
             return Err(Failure::Usage(format!("{}: {why}", path.display())));
         }
         let output = Output {

@@ -195,7 +195,7 @@ fn snapshot_kernel(
         }
         Err(error) if !args.needs_kernel() && args.kernel.is_none() => {
             say(format_args!(
-                "{error}; what is asked of it is looked for in the guest's memory"
+                "{error}; its structures are read from the guest's memory instead"
             ));
             Ok(None)
         }

@@ -183,7 +183,7 @@ pub struct Destination {
 
 /// The file name does not imply the form of a report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the name's ending tells the form: .xml for JUnit XML, .json for JSON")]
+#[error("invalid report name: expected one that ends in .xml (JUnit XML) or .json (JSON)")]
 pub struct UnknownForm;
 
 impl FromStr for Destination {

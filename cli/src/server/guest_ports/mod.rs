@@ -160,14 +160,14 @@ impl PortBackend for Screen {
     }
 }
 
-/// What a guest may do with the trace devices.
+/// The access of a guest to the trace devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GuestPorts {
-    /// It does not see them.
+    /// The guest does not see them.
     Off,
-    /// Read events.
+    /// The guest can read events.
     Ro,
-    /// Also change what is traced.
+    /// The guest can also choose what is traced.
     Rw,
 }
 

@@ -1,11 +1,11 @@
 //! The ports of a machine's trace devices on the host: the files of trace(3) and ptrace(3), for
 //! several clients at a time.
 //!
-//! [`Ports`] is the set of them, by name. It owns no device: each port is asked for when somebody
-//! first wants it, since a device can only be made once the guest's kernel is there; until then
-//! clients are told why there is none. The [server](server::Server) shows them twice: as [raw]
-//! sockets for any program, and by [messages](crate::protocol::ports) for `ctl`, `read` and
-//! `mount`. The device dt(4) has a [socket of its own](crate::server::dt).
+//! [`Ports`] is the set of them, by name. It owns no device. A device needs the guest's kernel, so
+//! each port is made when a client first uses it. Until then clients get the reason for its
+//! absence. The [server](server::Server) offers the ports twice: as [raw] sockets for any program,
+//! and by [messages](crate::protocol::ports) for `ctl`, `read` and `mount`. The device dt(4) has a
+//! [socket of its own](crate::server::dt).
 
 mod framed;
 mod raw;
@@ -29,7 +29,7 @@ use crate::vm::Vm;
 /// The time allowed for a closed reader to disappear.
 const CLOSING: Duration = Duration::from_millis(200);
 
-/// Gives a port, or says why there is none now.
+/// A function that returns a port, or the reason for its absence.
 pub type Make<P> = Box<dyn Fn() -> Result<Arc<P>, String> + Send + Sync>;
 
 /// The makers of the ports. Each is called, by one client at a time, until it has returned a port.
@@ -197,7 +197,7 @@ impl Control {
             )));
         }
         let text = std::str::from_utf8(command)
-            .map_err(|error| invalid(format!("the command is no text in UTF-8: {error}")))?;
+            .map_err(|error| invalid(format!("invalid command: expected UTF-8: {error}")))?;
         self.port.get()?.command(text)
     }
 
@@ -422,7 +422,7 @@ mod tests {
                 vec![b'a'; LONGEST_COMMAND + 1],
                 "at most 4096 bytes, this has 4097",
             ),
-            (b"a\xff".to_vec(), "no text in UTF-8"),
+            (b"a\xff".to_vec(), "expected UTF-8"),
         ] {
             let refused = control.command(&command).unwrap_err();
             assert_eq!(refused.kind, Refusal::Invalid);

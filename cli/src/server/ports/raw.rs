@@ -37,10 +37,7 @@ pub fn events(mut stream: &UnixStream, leave: &Leave, events: &Arc<Events>) -> i
     let mut reader = match events.open() {
         Ok(reader) => reader,
         Err(refused) => {
-            log::warn!(
-                "{}: a reader is turned away: {refused}",
-                events.name.as_str()
-            );
+            log::warn!("{}: a reader is refused: {refused}", events.name.as_str());
             return Ok(());
         }
     };

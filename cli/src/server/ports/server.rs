@@ -182,7 +182,7 @@ mod tests {
         for (sent, expected) in [
             (&b"start\n"[..], &b"\n"[..]),
             (b"start\nbad\nstop", b"\ntoy: bad is refused\n\n"),
-            (b"a\xff\n", b"the command is no text in UTF-8: invalid utf-8 sequence of 1 bytes from index 1\n"),
+            (b"a\xff\n", b"invalid command: expected UTF-8: invalid utf-8 sequence of 1 bytes from index 1\n"),
             (&long, b"a command has at most 4096 bytes\n"),
             (b"", b"#commands 3\nstart\nstart\nstop\n"),
         ] {
