@@ -1,5 +1,5 @@
-# Shared by .ci/run and .ci/fuzz-long: the fuzz targets, and how they are built and run. To be
-# sourced in the root of the repository. The stable toolchain suffices without a sanitizer, and the
+# Shared by .ci/run and .ci/fuzz-long: the fuzz targets, and how they are built and run. Source it
+# in the root of the repository. The stable toolchain suffices without a sanitizer, and the
 # fuzzed code has next to no unsafe code.
 
 # Crate, target, and runs of .ci/run.

@@ -1,5 +1,5 @@
 /* init: the first process. Mounts the usual file systems and prints `exotrace: ready`. Runs the
- * program named behind `--` on the kernel command line (`-- PROGRAM [ARGUMENT]...`, from /bin), or
+ * program named after `--` on the kernel command line (`-- PROGRAM [ARGUMENT]...`, from /bin), or
  * else a shell, on the serial port, and resets when that ends.
  *
  * It reads /proc/cmdline for that: its own arguments also have every word that the kernel does not
@@ -90,7 +90,7 @@ static void take_terminal(void)
 		syscall1(SYS_close, fd);
 }
 
-/* Splits the words behind `--` in /proc/cmdline into words, NULL-terminated; none if there is no
+/* Splits the words after `--` in /proc/cmdline into words, NULL-terminated; none if there is no
  * `--`. */
 static int wanted(char *line, char **words)
 {

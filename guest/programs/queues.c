@@ -1,4 +1,4 @@
-/* queues REGISTERS AREA ROUNDS SEED: drives a virtio-mmio device by /dev/mem as no driver would.
+/* queues REGISTERS AREA ROUNDS SEED: drives a virtio-mmio device through /dev/mem, unlike any driver.
  * REGISTERS and AREA are physical addresses, the area the last 64 KiB of RAM, which is unused
  * otherwise. Random addresses in rings and descriptors point to the area, to unmapped memory, or to
  * the first pages, which no Linux uses once all its CPUs are up. ROUNDS times it sets the device up
@@ -37,7 +37,7 @@ static void tell_address(unsigned long where, unsigned long what)
 	tell(where + 4, what >> 32);
 }
 
-/* In the area mostly; else at an address without memory. */
+/* Mostly an address in the area; else one without memory. */
 static unsigned long somewhere(unsigned long area)
 {
 	switch (random() % 16) {

@@ -24,7 +24,7 @@ int program(int argc, char **argv, char **envp)
 {
 	long calls = number(argc > 1 ? argv[1] : 0, 10);
 	unsigned char *page = (unsigned char *)((unsigned long)changing & -(unsigned long)PAGE);
-	/* Behind the opcode of mov. */
+	/* After the opcode of mov. */
 	volatile unsigned char *byte = (unsigned char *)changing + 1;
 	long was = changing(), value = 0, sum = 0;
 	char digits[3][DIGITS];

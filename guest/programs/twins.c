@@ -1,5 +1,5 @@
 /* twins [N]: maps the text of a copy of its file twice, to be executed and to be written to. N times (100) it changes a byte of `changing`
- * by the one and calls it by the other. Prints `twins: N`; ends with status 1 where a call gave the byte of before. */
+ * through one mapping and calls it through the other. Prints `twins: N`; ends with status 1 if a call returned the former byte. */
 #include "guest.h"
 
 enum { PAGE = 4096, READ_WRITE = 3, READ_EXECUTE = 5 };
@@ -46,7 +46,7 @@ int program(int argc, char **argv, char **envp)
 	for (long i = 0; i < count; i++) {
 		int wanted = i & 0x7f;
 
-		/* Behind the opcode of mov. */
+		/* After the opcode of mov. */
 		((volatile char *)written)[place + 1] = wanted;
 		serialize();
 		if (twin() != wanted) {

@@ -13,7 +13,7 @@ struct answer {
 	uint32_t length;
 };
 
-/* OpenBSD's number as this system has it. */
+/* Converts an error number of OpenBSD to this system's. */
 static int
 own_errno(uint32_t number)
 {
@@ -23,7 +23,7 @@ own_errno(uint32_t number)
 	case 45:
 		return EOPNOTSUPP;
 	default:
-		/* Up to 34 they are the same, but for 11, which is not among the device's. */
+		/* Up to 34 they are equal, except for 11, which the device does not use. */
 		return number <= 34 ? (int)number : EIO;
 	}
 }
@@ -46,7 +46,7 @@ send_all(int device, const void *bytes, size_t length)
 	return 0;
 }
 
-/* Fills `bytes`; a descriptor that comes along goes to `descriptor`, if that is not NULL. */
+/* Fills `bytes`. Stores an accompanying descriptor in `descriptor`, unless that is NULL. */
 static int
 receive_all(int device, void *bytes, size_t length, int *descriptor)
 {
@@ -106,7 +106,7 @@ skip(int device, size_t length)
 	return 0;
 }
 
-/* Receives the rest of an answer: as many bytes as fit into `buffer`, the others are left out. */
+/* Receives the rest of an answer: as many bytes as fit into `buffer`. Discards the others. */
 static int
 receive_rest(int device, size_t length, void *buffer, size_t size)
 {
@@ -211,7 +211,7 @@ dt_ioctl(int device, uint32_t request, void *argument)
 		if (receive_all(device, structure, first, &descriptor) == -1 ||
 		    receive_rest(device, answer.length - first, records, records == NULL ? 0 : room) == -1)
 			goto failed;
-		/* As BSD does, an argument comes back only from a request that has not failed. */
+		/* As on BSD, an argument is copied back only if the request has succeeded. */
 		if (answer.error == 0)
 			memcpy(argument, structure, first);
 	}
@@ -242,7 +242,7 @@ dt_read(int device, void *buffer, size_t size)
 
 	if (send_request(device, DT_READ, &room, sizeof(room)) == -1)
 		return -1;
-	/* Only this wait is interrupted: an answer that has begun is taken to its end. Another request ends it for the device, too. */
+	/* Only this wait is interrupted: an answer that has begun is read to its end. Another request ends the wait for the device, too. */
 	interrupted = recv(device, &byte, 1, MSG_PEEK) == -1 && errno == EINTR;
 	if (interrupted && send_request(device, DT_REASON, NULL, 0) == -1)
 		return -1;

@@ -1,9 +1,9 @@
 /*
  * The structures and requests of the device dt(4), as OpenBSD/amd64 lays them out.
  *
- * Names and layouts are OpenBSD's, so that a program which was written for it needs no change but for how it opens the
- * device (dtclient.h). Two layouts were in use: today's, and with DT_OLD_ABI defined that of the manual page with
- * struct dt_filter, to about 2024. Say at dt_open() which one is meant.
+ * Names and layouts are OpenBSD's. A program that was written for it needs only another way to open the
+ * device (dtclient.h). There are two layouts: today's, and with DT_OLD_ABI defined that of the manual page with
+ * struct dt_filter, to about 2024. dt_open() takes the layout.
  */
 #ifndef EXOTRACE_DTVAR_H
 #define EXOTRACE_DTVAR_H
@@ -16,10 +16,10 @@
 #define DTNAMESIZE 16	  /* a name, its NUL included */
 #define DTMAXCOMLEN 24	  /* a program's name, its NUL included */
 #define DTMAXFUNCARGS 10  /* arguments of an event */
-#define DTMAXARGTYPES 5	  /* arguments whose types are told */
+#define DTMAXARGTYPES 5	  /* arguments with known types */
 #define STACKTRACE_MAX 19 /* frames of a stack */
 
-/* What is kept of a hit (dtrq_evtflags). */
+/* The recorded values of a hit (dtrq_evtflags). */
 #define DTEVT_EXECNAME (1 << 0) /* name of the program */
 #define DTEVT_USTACK (1 << 1)	/* stack of the program */
 #define DTEVT_KSTACK (1 << 2)	/* stack of the kernel */
@@ -30,7 +30,7 @@ struct stacktrace {
 	unsigned long st_pc[STACKTRACE_MAX];
 };
 
-/* What one hit leaves behind; what was not asked for is 0. */
+/* The event of one hit; members that were not requested are 0. */
 struct dt_evt {
 	unsigned int dtev_pbn;	  /* number of the probe */
 	unsigned int dtev_cpu;	  /* where */
@@ -55,7 +55,7 @@ struct dt_evt {
 };
 
 #ifdef DT_OLD_ABI
-/* Whose hits are kept. */
+/* The condition on which hits are recorded. */
 struct dt_filter {
 	enum dt_operand { DT_OP_NONE = 0, DT_OP_EQ, DT_OP_NE } dtf_operand;
 	enum dt_filtervar { DT_FV_NONE = 0, DT_FV_PID, DT_FV_TID } dtf_variable;
@@ -72,7 +72,7 @@ struct dtioc_probe_info {
 };
 
 struct dtioc_probe {
-	size_t dtpr_size; /* bytes at dtpr_probes; 0 asks how many there are */
+	size_t dtpr_size; /* bytes at dtpr_probes; 0 asks for their number */
 	struct dtioc_probe_info *dtpr_probes;
 };
 
@@ -84,7 +84,7 @@ struct dtioc_arg_info {
 
 struct dtioc_arg {
 	uint32_t dtar_pbn;
-	size_t dtar_size; /* bytes at dtar_args; 0 asks how many there are */
+	size_t dtar_size; /* bytes at dtar_args; 0 asks for their number */
 	struct dtioc_arg_info *dtar_args;
 };
 
@@ -113,13 +113,13 @@ struct dtioc_stat {
 struct dtioc_rdvn {
 	pid_t dtrv_pid;	      /* in: the process */
 	int dtrv_fd;	      /* out: the file that it has mapped there */
-	caddr_t dtrv_va;      /* in: an address of its */
+	caddr_t dtrv_va;      /* in: an address in it */
 	caddr_t dtrv_offset;  /* out: offset in the file of dtrv_start */
-	caddr_t dtrv_start;   /* out: where the mapping begins */
+	caddr_t dtrv_start;   /* out: the start of the mapping */
 	size_t dtrv_len;      /* out: bytes of the file */
 };
 
-/* Requests: direction, size and number. The system's own _IO macros pack another way. */
+/* Requests: direction, size and number. The system's own _IO macros pack differently. */
 #define DT_IOC(direction, number, type) \
 	((uint32_t)(direction) | ((uint32_t)sizeof(type) & 0x1fff) << 16 | (uint32_t)'D' << 8 | (number))
 #define DT_IOC_IN 0x80000000u
@@ -135,7 +135,7 @@ struct dtioc_rdvn {
 #endif
 #define DTIOCRDVNODE DT_IOC(DT_IOC_IN | DT_IOC_OUT, 8, struct dtioc_rdvn)
 
-/* Which members stand where is part of the protocol. */
+/* The offsets of members are part of the protocol. */
 #ifdef DT_OLD_ABI
 _Static_assert(sizeof(struct dt_evt) == 296, "dt_evt");
 _Static_assert(offsetof(struct dt_evt, dtev_comm) == 192, "dtev_comm");

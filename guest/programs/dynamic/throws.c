@@ -1,6 +1,6 @@
 /* throws [EXCEPTIONS [MILLISECONDS]]: throws a C++ int of 100, 101, 102 ... EXCEPTIONS times (0:
- * without end). No handler catches it, for which the C++ library would end the program, but the
- * program goes on. Waits MILLISECONDS (0) between two. Prints `throws: N exceptions` at the end.
+ * without end). No handler catches it. The C++ library would then end the program, but this one
+ * continues. Waits MILLISECONDS (0) between two. Prints `throws: N exceptions` at the end.
  *
  * The library is loaded at run time, so that neither its headers nor a C++ compiler is needed. Its
  * functions are those of the Itanium C++ ABI; each has static probes. */
@@ -12,7 +12,7 @@
 
 static jmp_buf next;
 
-/* Instead of the end: the exception is abandoned. */
+/* Abandons the exception instead of ending the program. */
 static void terminated(void)
 {
 	longjmp(next, 1);

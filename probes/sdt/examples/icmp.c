@@ -2,7 +2,7 @@
  * icmp [COUNT]: a program with probes. Makes COUNT (10) ICMP headers of type 3, Destination Unreachable, with codes 0 to 15 in turn, and passes
  * each to two probes:
  *
- *	icmp::unreach:pkt-receive	struct icmp *, and how many there were before
+ *	icmp::unreach:pkt-receive	struct icmp *, and the number of those before
  *	icmp:::receive			struct icmp *, which scripts see as struct icmp_hdr_dt *
  *
  * Prints `icmp: COUNT packets`.

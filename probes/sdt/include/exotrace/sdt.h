@@ -11,30 +11,30 @@
  *		SDT_PROBE1(icmp, , unreach, pkt_receive, packet);
  *	}
  *
- * makes the probe `icmp::unreach:pkt-receive`. A site costs one `nop` and a memory clobber where it has arguments, so that what a pointer
- * points to is in memory when a tracer reads it. Everything else stands in ELF notes, which no program loads. For C99, C++11 and later, gcc
+ * makes the probe `icmp::unreach:pkt-receive`. A site costs one `nop`. With arguments it is also a memory clobber, so that the target of a
+ * pointer is in memory when a tracer reads it. Everything else is in ELF notes, which no program loads. For C99, C++11 and later, gcc
  * and clang, x86-64 and AT&T assembly; needs no other header and no library.
  *
  * SDT_PROVIDER_DECLARE(prov), SDT_PROVIDER_DEFINE(prov)
- *	Either must precede the probes of the provider in each source file: a misspelt provider does not compile. Neither emits anything.
+ *	One of them must precede the probes of the provider in each source file: a misspelt provider does not compile. Neither emits anything.
  * SDT_PROBE_DEFINE(prov, mod, func, name [, sname])
  * SDT_PROBE_DEFINEn(prov, mod, func, name [, sname], type0, ...), n from 0 to 7
  * SDT_PROBE_DEFINEn_XLATE(prov, mod, func, name [, sname], type0, xtype0, ...)
  *	At file scope, once per program. mod and func may be empty. Types are string literals. Without sname, each `__` in name is a `-` to
- *	scripts; with it (the form of 2013), sname is what scripts write and name is sname with each `-` as `_`. The number of macro
- *	arguments tells the forms apart.
+ *	scripts; with it (the form of 2013), scripts use sname, and name is sname with each `-` as `_`. The forms are distinguished by the
+ *	number of macro arguments.
  * SDT_PROBE_DECLARE(prov, mod, func, name)
  *	In the other source files with sites of the probe.
  * SDT_PROBEn(prov, mod, func, name, value0, ...), n from 0 to 7
  *	A site, as a statement. Values are integers, enumerations, booleans, pointers and arrays of at most 8 bytes each, evaluated once;
  *	floating point does not compile. Any number of sites may share a probe.
  * SDT_PROBE_ENABLED(prov, mod, func, name)
- *	Whether a tracer has asked for the probe, to skip costly preparation of its values. Constantly 1 unless EXOTRACE_SDT_SEMAPHORES is
+ *	Nonzero if a tracer has enabled the probe, to skip costly preparation of its values. Constantly 1 unless EXOTRACE_SDT_SEMAPHORES is
  *	defined before this header in all source files of the program; then a load of the probe's counter.
  * DTRACE_PROBE(prov, name), DTRACE_PROBEn(prov, name, value0, ...), n from 1 to 7
  *	A site without a definition: types unknown, no module, no function.
  *
- * What is written, for tracers. Strings end in NUL, numbers are little endian, notes are aligned to 4:
+ * The emitted notes, for tracers. Strings end in NUL, numbers are little endian, notes are aligned to 4:
  *
  * .note.stapsdt, owner "stapsdt", type 3: one for each site, as systemtap, gdb, perf and bpftrace read it.
  *	u64 site, u64 address of .stapsdt.base, u64 semaphore or 0, provider, name as the C identifier (`pkt_receive`, `pkt__receive`),
@@ -44,14 +44,14 @@
  *	the identifier with each `__` as `-`.
  * .note.exotrace, owner "exotrace", type 2: one for each site.
  *	u64 site, u64 address of .stapsdt.base, provider, module, function, name. The name is the identifier with each `__` as `-`. The
- *	preprocessor cannot tell a site its probe's sname (the definition may stand in another file), so a site belongs to the definition
+ *	preprocessor does not know the sname at a site (the definition may be in another file), so a site belongs to the definition
  *	of the same provider, module and function whose name is equal, or else to the one whose name is equal once its dashes are written
  *	as underscores: `pkt_receive` to `pkt-receive`.
  */
 #ifndef EXOTRACE_SDT_H
 #define EXOTRACE_SDT_H
 
-/* Empty macro arguments and GNU forms below are meant: no -Wpedantic in the programs that use them. */
+/* Empty macro arguments and GNU forms below are intended: no -Wpedantic in the programs that use them. */
 #pragma GCC system_header
 
 #if !defined(__x86_64__) || !defined(__ELF__)
@@ -61,8 +61,8 @@
 /* ---- Providers and declarations: prototypes that are never called and leave no trace in the object file. */
 
 /*
- * Throughout, the macros for programs make text and symbols of the names they are given before any other macro sees them: `linux` and `unix`
- * are macros to many compilers. `probe` is the symbol that stands for a probe.
+ * The macros for programs turn names into text and symbols before any other macro can expand them: `linux` and `unix`
+ * are macros in many compilers. `probe` is the symbol of a probe.
  */
 #ifdef __cplusplus
 #define EXO_SDT_EXTERN extern "C"
@@ -83,7 +83,7 @@
 /* Lengths with NUL as in SDT: for a longer name, an array of negative size. */
 #define EXO_SDT_FITS(text, most) char (*)[sizeof(text) <= (most) ? 1 : -1]
 
-/* ---- Semaphores: a counter for each probe, which a tracer raises while it watches. */
+/* ---- Semaphores: a counter for each probe, which a tracer increments while it listens. */
 
 #ifdef EXOTRACE_SDT_SEMAPHORES
 #define EXO_SDT_SEMAPHORE_DECLARE(probe) EXO_SDT_EXTERN unsigned short probe##_semaphore __attribute__((visibility("hidden")));
@@ -114,7 +114,7 @@
 
 #define EXO_SDT_STRING(text) ".asciz \"" text "\"\n"
 
-/* The identifier with each `__` as `-`: one character at a time, the symbol saying that an underscore waits for its second. */
+/* The identifier with each `__` as `-`: one character at a time. The symbol is set while an underscore may have a second. */
 #define EXO_SDT_DASHED(identifier) \
 	".set .Lexotrace_sdt_wait, 0\n" \
 	".irpc c," identifier "\n" \
@@ -141,7 +141,7 @@
 #define EXO_SDT_TEXT_(...) #__VA_ARGS__
 #define EXO_SDT_TEXT(...) EXO_SDT_TEXT_(__VA_ARGS__)
 
-/* A type is a string literal already; as text it has the quotes that assembly wants. */
+/* A type is a string literal already; as text it has the quotes that assembly needs. */
 #define EXO_SDT_TYPE(type) ".asciz " EXO_SDT_TEXT(type) "\n"
 #define EXO_SDT_NATIVE0()
 #define EXO_SDT_NATIVE1(t) EXO_SDT_TYPE(t) EXO_SDT_TYPE("")
@@ -160,8 +160,8 @@
 #define EXO_SDT_XLATE7(t, x, ...) EXO_SDT_XLATE1(t, x) EXO_SDT_XLATE6(__VA_ARGS__)
 
 /*
- * Which form a definition has, by the number of its arguments after the name: EXO_SDT_NATIVE3_WITH_4, three types and four arguments, has an
- * sname. Any other number is an undeclared function, whose name says what was wrong.
+ * Selects the form of a definition by the number of its arguments after the name: EXO_SDT_NATIVE3_WITH_4, three types and four arguments, has
+ * an sname. Any other number is an undeclared function, whose name describes the error.
  */
 #define EXO_SDT_COUNT(...) EXO_SDT_COUNT_(__VA_ARGS__, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
 #define EXO_SDT_COUNT_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, count, ...) count
@@ -247,7 +247,7 @@
 #define SDT_PROBE_DEFINE7_XLATE(prov, mod, func, name, ...) \
 	EXO_SDT_DEFINE(EXO_SDT_XLATE7, sdt_provider_##prov, sdt_##prov##_##mod##_##func##_##name, #prov, #mod, #func, #name, ##__VA_ARGS__)
 
-/* ---- What a value is to a tracer: its bytes, negative if signed; and the value itself, arrays as pointers. */
+/* ---- The description of a value for a tracer: its size in bytes, negative if signed; and the value itself, arrays as pointers. */
 
 #ifdef __cplusplus
 extern "C++" {
@@ -274,10 +274,10 @@ template <> struct exo_sdt_value<double>;
 #define EXO_SDT_POINTER_CLASS 5
 #define EXO_SDT_REAL_CLASS 8
 #define EXO_SDT_CLASS(value) __builtin_classify_type(((void)0, (value)))
-/* Signs are asked of integers only: comparing pointers is no constant expression. */
+/* Signs are determined for integers only: a comparison of pointers is not a constant expression. */
 #define EXO_SDT_SIGNED(value) \
 	((EXO_SDT_TYPEOF(__builtin_choose_expr(EXO_SDT_CLASS(value) == EXO_SDT_POINTER_CLASS, 0U, (value))))-1 < 1)
-/* An array of negative size for values that have no description: floating point and what is wider than 8 bytes. */
+/* An array of negative size for values without a description: floating point, and values wider than 8 bytes. */
 #define EXO_SDT_SIZE(value) \
 	((int)(sizeof(EXO_SDT_TYPEOF(value)) * \
 	       sizeof(char[sizeof(EXO_SDT_TYPEOF(value)) <= 8 && EXO_SDT_CLASS(value) < EXO_SDT_REAL_CLASS ? 1 : -1])) * \
@@ -306,7 +306,7 @@ template <> struct exo_sdt_value<double>;
 	".popsection\n" \
 	".endif\n"
 
-/* The notes of a site share the fate of its function where the linker drops duplicates of it: the flag "?". */
+/* The notes of a site are dropped with its function if the linker drops duplicates of it: the flag "?". */
 #define EXO_SDT_SITE_TEXT(semaphore, prov, mod, func, name, values) \
 	"990: nop\n" EXO_SDT_NOTE(".note.stapsdt", "?", "stapsdt", "3", \
 		".8byte 990b, _.stapsdt.base, " semaphore "\n" EXO_SDT_STRING(prov) EXO_SDT_STRING(name) EXO_SDT_STRING(values)) \
@@ -315,7 +315,7 @@ template <> struct exo_sdt_value<double>;
 		EXO_SDT_STRING(prov) EXO_SDT_STRING(mod) EXO_SDT_STRING(func) EXO_SDT_DASHED(name)) \
 	EXO_SDT_BASE
 
-/* The text has many lines and one instruction: compilers that guess an assembly's size by its lines are told so. */
+/* The text has many lines and one instruction. `inline` keeps compilers from estimating its size by its lines. */
 #if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 9
 #define EXO_SDT_ASM __asm__ __volatile__ __inline__
 #else
@@ -333,8 +333,8 @@ template <> struct exo_sdt_value<double>;
 
 /*
  * A constant, memory or a register, wherever the value is already. clang, given the choice, copies registers to memory first; and in a shared
- * library a global's address is in memory whose name (`x@GOTPCREL`) means nothing after linking. Elsewhere only the address of a function of
- * a shared library is there: keep it in a variable to have it traced.
+ * library a global's address is in memory whose name (`x@GOTPCREL`) has no meaning after linking. Elsewhere this applies only to the address of
+ * a shared library's function: keep it in a variable to trace it.
  */
 #if defined(__clang__) || (defined(__PIC__) && !defined(__PIE__))
 #define EXO_SDT_PLACE "nr"
@@ -350,13 +350,13 @@ template <> struct exo_sdt_value<double>;
 #define EXO_SDT_OPERANDS6(a, b, c, d, e, f) EXO_SDT_OPERANDS5(a, b, c, d, e), EXO_SDT_OPERAND(s5, v5, f)
 #define EXO_SDT_OPERANDS7(a, b, c, d, e, f, g) EXO_SDT_OPERANDS6(a, b, c, d, e, f), EXO_SDT_OPERAND(s6, v6, g)
 
-/* Tracers follow pointers: with values, what the program has written must be in memory. */
+/* Tracers follow pointers: at a site with values, the program's stores must be in memory. */
 #define EXO_SDT_SITE0(semaphore, prov, mod, func, name) \
 	EXO_SDT_ASM(EXO_SDT_SITE_TEXT(semaphore, prov, mod, func, name, ""))
 #define EXO_SDT_SITE(n, semaphore, prov, mod, func, name, ...) \
 	EXO_SDT_ASM(EXO_SDT_SITE_TEXT(semaphore, prov, mod, func, name, EXO_SDT_FORMAT##n) : : EXO_SDT_OPERANDS##n(__VA_ARGS__) : "memory")
 
-/* A site of a probe which nothing has declared does not compile. */
+/* A site of an undeclared probe does not compile. */
 #define EXO_SDT_KNOWN(probe) (void)sizeof(&probe)
 
 #define SDT_PROBE0(prov, mod, func, name) \

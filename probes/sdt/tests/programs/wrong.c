@@ -1,4 +1,4 @@
-/* What must not compile: one line each. */
+/* Errors that must not compile: one line each. */
 #include <exotrace/sdt.h>
 
 SDT_PROVIDER_DEFINE(wrong);
