@@ -37,7 +37,8 @@ pub fn report(
     let checked = vm.checks.as_ref().map(Checks::stats);
     if let Some(stats) = checked.filter(|stats| !stats.damaged.is_empty()) {
         say(format_args!(
-            "the guest ran on damaged memory: {} of {} checked pieces of its snapshot are not what was saved; see `exotrace snapshot --verify`",
+            "the guest ran on damaged memory: {} of {} checked pieces of its snapshot differ from the saved ones; see \
+             `exotrace snapshot --verify`",
             stats.damaged.len(),
             stats.checked
         ));

@@ -201,7 +201,7 @@ fn what_cannot_be_counted_fails_and_says_why() {
     for (expected, part) in [
         ("micro_leaf=3", "unknown comparison \"=\""),
         ("BEGIN", "BEGIN is not a probe of the guest"),
-        ("micro_leaf /pid ==/", "an expression is expected"),
+        ("micro_leaf /pid ==/", "expected an expression"),
     ] {
         let world = World::new();
         let ended = ended(&world, "calls 50", &["--expect", expected]);

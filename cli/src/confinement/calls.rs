@@ -199,7 +199,10 @@ pub const EVERY_THREAD: &[Call] = &[
         &[is(0, OWN_PROCESS)],
         "a vCPU that is to leave the guest; abort(3)",
     ),
-    call!(SYS_clock_gettime, "time, where it is no part of the vDSO"),
+    call!(
+        SYS_clock_gettime,
+        "time, where the vDSO does not provide it"
+    ),
     call!(SYS_clock_nanosleep, "waiting"),
     call!(SYS_poll, "a message that standard error takes late"),
     call!(SYS_ppoll, "the same"),

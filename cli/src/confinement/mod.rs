@@ -39,9 +39,7 @@ pub enum ConfinementError {
         source: io::Error,
     },
     /// The kernel lacks something that `--confine strict` requires.
-    #[error(
-        "--confine strict: this host's kernel lacks {missing}; `--confine on` runs with what it has"
-    )]
+    #[error("--confine strict: this host's kernel lacks {missing}; `--confine on` runs without")]
     Missing {
         /// The missing feature.
         missing: String,

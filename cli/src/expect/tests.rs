@@ -134,7 +134,7 @@ fn what_is_no_expectation_says_why() {
             "vfs_read /pid == 1",
             "expected '/' at the filter's end, found the end",
         ),
-        ("vfs_read /pid ==/", "an expression is expected"),
+        ("vfs_read /pid ==/", "expected an expression"),
         ("vfs_read /pid/ // all of them", "invalid predicate"),
         ("a:b:c:d:e:f", "has 6 parts"),
         // What is put behind it stands between quotation marks.

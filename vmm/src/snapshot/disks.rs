@@ -23,7 +23,8 @@ pub enum RestoredDisks {
 pub enum DiskRefusal {
     /// A disk lies outside the snapshot's folder.
     #[error(
-        "it names a disk outside its folder, {disk}; a snapshot is to be trusted like a program: name its disks again ({options}), or take whatever it names (--disks-as-saved)"
+        "it names a disk outside its folder, {disk}; a snapshot must be trusted like a program: name its disks again \
+         ({options}), or use those that it names (--disks-as-saved)"
     )]
     Outside {
         /// The disk's file, and the guest's access to it.

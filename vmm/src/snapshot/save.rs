@@ -42,7 +42,7 @@ pub enum SaveError {
     #[error("vCPU {0} has ended; a snapshot needs a whole machine")]
     VcpuGone(usize),
     /// The watcher has broken it off.
-    #[error("broken off")]
+    #[error("cancelled")]
     BrokenOff,
     /// The state cannot be encoded.
     #[error("state: {0}")]

@@ -121,7 +121,7 @@ impl Outcome {
 fn watch(vm: &Arc<Vm>, duration: Duration) -> Result<Outcome, Failure> {
     let Some(view) = vm.locate()? else {
         return Err(Failure::new(
-            "the guest's kernel is not where it should be; try exotrace demo --rebuild",
+            "the guest's kernel is not at its expected address; try exotrace demo --rebuild",
         ));
     };
     vm.type_line(WORKLOAD)?;

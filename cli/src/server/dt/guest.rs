@@ -148,7 +148,7 @@ fn mapped(
         file: file.into(),
         incomplete: (missing > 0).then(|| {
             format!(
-                "{}: {missing} pages of {PAGE} bytes are not in the guest's memory, and zeros in what the client gets",
+                "{}: {missing} pages of {PAGE} bytes are not in the guest's memory, and are zeros in the client's copy",
                 String::from_utf8_lossy(&area.name)
             )
         }),

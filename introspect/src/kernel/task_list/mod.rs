@@ -35,7 +35,7 @@ pub enum TaskListError {
     #[error(transparent)]
     List(#[from] ListError),
     /// There are more threads than are looked at.
-    #[error("the system has more than {MAX_TASKS} threads: the rest is omitted")]
+    #[error("the system has more than {MAX_TASKS} threads: the rest is left out")]
     TooMany,
     /// A task, or a structure that describes it, is broken.
     #[error("the task at {task} is left out: {source}")]

@@ -138,9 +138,7 @@ impl Drop for Worker {
         self.control.leave();
         raise(&self.stop);
         if !self.control.device_stands() {
-            log::warn!(
-                "a disk has not answered; what the guest has last written to it may be lost"
-            );
+            log::warn!("a disk has not answered; the guest's last writes to it may be lost");
             return;
         }
         if let Some(thread) = self.thread.take()
