@@ -6,6 +6,7 @@
 //!
 //! * [`micro::elf`]: a 64-bit kernel of a few kilobytes, assembled in memory, for exact tests and
 //!   benchmarks.
+//! * [`elf::program`]: a program, or a kernel, of a few instructions.
 //! * [`kernel::small`], [`kernel::rich`]: Linux built from Debian's source.
 //! * [`debian::cloud_kernel`], [`debian::suite_kernel`]: Debian's own kernels as they are.
 //! * [`programs::build`]: small static programs with known behaviour.
@@ -24,6 +25,7 @@ mod compile;
 pub mod cpio;
 pub mod debian;
 pub mod dynamic;
+pub mod elf;
 pub mod initramfs;
 pub mod kernel;
 mod make_error;

@@ -18,6 +18,9 @@ pub enum AssembleError {
     /// A function is used by name and defined nowhere.
     #[error("the micro guest has no function {0}")]
     NoFunction(&'static str),
+    /// The file cannot be written.
+    #[error("cannot write the micro guest's file: {0}")]
+    File(#[from] object::build::Error),
     /// A part does not fit at its address in the layout.
     #[error("{part} of the micro guest takes {size:#x} bytes, and {room:#x} are set aside for it")]
     NoRoom {

@@ -147,7 +147,7 @@ fn build() -> Result<Vec<u8>, AssembleError> {
         size,
     });
     let symbols = [kernel.symbols, user.symbols, objects.to_vec()].concat();
-    Ok(elf::write(entry, &segments, &symbols))
+    Ok(elf::write(entry, &segments, &symbols)?)
 }
 
 /// Assembles all 64-bit kernel code.

@@ -2,17 +2,16 @@
 
 use std::io::{self, Write};
 
-use object::elf::{self, FileHeader64, NoteHeader64, ProgramHeader64};
+use object::build::elf::{Builder, Header};
+use object::elf::{self, NoteHeader64};
 use object::pod::bytes_of;
-use object::{LittleEndian, U16, U32, U64};
+use object::{Endianness, LittleEndian, U32};
 
 use crate::Gpa;
 use crate::x86_64::CpuState;
 
 use super::{BASE, CONTROL, CPU_NOTE, CPU_VERSION, CS, FS, GS, IDT, REGISTERS};
 
-const HEADER: usize = size_of::<FileHeader64<LittleEndian>>();
-const PROGRAM_HEADER: usize = size_of::<ProgramHeader64<LittleEndian>>();
 /// The size in bytes of the padded name of a CPU's note.
 const NAME: usize = 8;
 const NOTE_HEADER: usize = size_of::<NoteHeader64<LittleEndian>>() + NAME;
@@ -32,30 +31,38 @@ pub fn write_core<'a>(
     ranges: impl IntoIterator<Item = (Gpa, &'a [u8])>,
 ) -> io::Result<()> {
     let ranges: Vec<_> = ranges.into_iter().collect();
-    let headers = ranges.len() + 1;
-    let count = u16::try_from(headers)
-        .ok()
-        .filter(|_| headers <= MAX_HEADERS)
-        .ok_or_else(|| {
-            let text = format!(
-                "{} ranges of memory are more than a core file holds",
-                ranges.len()
-            );
-            io::Error::new(io::ErrorKind::InvalidInput, text)
-        })?;
-    let notes = HEADER + PROGRAM_HEADER * headers;
-    let notes_length = cpus.len() * (NOTE_HEADER + CPU);
-    let mut head = Vec::with_capacity(notes + notes_length);
-    head.extend(bytes_of(&file_header(count)));
-    let mut segment = |kind, offset, address, length| {
-        head.extend(bytes_of(&program_header(kind, offset, address, length)));
-    };
-    segment(elf::PT_NOTE, notes, 0, notes_length);
-    let mut offset = notes + notes_length;
-    for (address, bytes) in &ranges {
-        segment(elf::PT_LOAD, offset, address.0, bytes.len());
-        offset += bytes.len();
+    if ranges.len() >= MAX_HEADERS {
+        let text = format!(
+            "{} ranges of memory are more than a core file holds",
+            ranges.len()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
+    let mut file = Builder::new(Endianness::Little, true);
+    let header = file.file_header_size();
+    file.header = Header {
+        e_type: elf::ET_CORE,
+        e_machine: elf::EM_X86_64,
+        e_phoff: header as u64,
+        ..Header::default()
+    };
+    let mut offset = header + file.class().program_header_size() * (ranges.len() + 1);
+    let mut segment = |kind, address, length: usize| {
+        let segment = file.segments.add();
+        segment.p_type = kind;
+        segment.p_flags = elf::PF_R;
+        segment.p_offset = offset as u64;
+        segment.p_paddr = address;
+        segment.p_filesz = length as u64;
+        segment.p_memsz = length as u64;
+        offset += length;
+    };
+    segment(elf::PT_NOTE, 0, cpus.len() * (NOTE_HEADER + CPU));
+    for (address, bytes) in &ranges {
+        segment(elf::PT_LOAD, address.0, bytes.len());
+    }
+    let mut head = Vec::new();
+    file.write(&mut head).map_err(io::Error::other)?;
     for cpu in cpus {
         head.extend(bytes_of(&NoteHeader64 {
             n_namesz: word(CPU_NOTE.len() as u32 + 1),
@@ -73,61 +80,8 @@ pub fn write_core<'a>(
     out.flush()
 }
 
-fn half(value: u16) -> U16<LittleEndian> {
-    U16::new(LittleEndian, value)
-}
-
 fn word(value: u32) -> U32<LittleEndian> {
     U32::new(LittleEndian, value)
-}
-
-fn long(value: u64) -> U64<LittleEndian> {
-    U64::new(LittleEndian, value)
-}
-
-fn file_header(program_headers: u16) -> FileHeader64<LittleEndian> {
-    FileHeader64 {
-        e_ident: elf::Ident {
-            magic: elf::ELFMAG,
-            class: elf::ELFCLASS64,
-            data: elf::ELFDATA2LSB,
-            version: elf::EV_CURRENT,
-            os_abi: elf::ELFOSABI_NONE,
-            abi_version: 0,
-            padding: [0; 7],
-        },
-        e_type: half(elf::ET_CORE),
-        e_machine: half(elf::EM_X86_64),
-        e_version: word(elf::EV_CURRENT.into()),
-        e_entry: long(0),
-        e_phoff: long(HEADER as u64),
-        e_shoff: long(0),
-        e_flags: word(0),
-        e_ehsize: half(HEADER as u16),
-        e_phentsize: half(PROGRAM_HEADER as u16),
-        e_phnum: half(program_headers),
-        e_shentsize: half(size_of::<elf::SectionHeader64<LittleEndian>>() as u16),
-        e_shnum: half(0),
-        e_shstrndx: half(0),
-    }
-}
-
-fn program_header(
-    kind: u32,
-    offset: usize,
-    address: u64,
-    length: usize,
-) -> ProgramHeader64<LittleEndian> {
-    ProgramHeader64 {
-        p_type: word(kind),
-        p_flags: word(elf::PF_R),
-        p_offset: long(offset as u64),
-        p_vaddr: long(0),
-        p_paddr: long(address),
-        p_filesz: long(length as u64),
-        p_memsz: long(length as u64),
-        p_align: long(0),
-    }
 }
 
 fn cpu_note(cpu: &CpuState) -> [u8; CPU] {

@@ -1,9 +1,9 @@
 //! Writes small libraries and programs for tests.
-#![allow(clippy::unwrap_used)]
 
+use object::build::elf::{Dynamic, SectionData};
 use object::elf;
 
-use crate::test_elf::{Class, Program, Section, Symbol};
+use crate::test_elf;
 
 /// The link-time address and file offset of the code, which has [`TEXT_SIZE`] bytes.
 pub(super) const TEXT: u64 = 0x1000;
@@ -23,7 +23,7 @@ pub(super) fn function(name: &'static str, index: u64, binding: u8) -> TestSymbo
 /// An object under construction. File offsets and link-time addresses are the same.
 #[derive(Clone)]
 pub(crate) struct TestObject {
-    class: Class,
+    wide: bool,
     gnu_hash: bool,
     section_headers: bool,
     relocated_by: u64,
@@ -34,70 +34,11 @@ pub(crate) struct TestObject {
     others: Vec<(&'static str, u64, Vec<u8>)>,
 }
 
-/// The file so far, its sections and their names.
-#[derive(Default)]
-struct Layout {
-    out: Vec<u8>,
-    sections: Vec<Section>,
-    names: Vec<u8>,
-}
-
-impl Layout {
-    /// Appends bytes and returns their offset.
-    fn put(&mut self, bytes: &[u8]) -> usize {
-        self.out.resize(self.out.len().next_multiple_of(8), 0);
-        let at = self.out.len();
-        self.out.extend(bytes);
-        at
-    }
-
-    /// Appends a section's contents, notes its header and returns the offset. `link` and
-    /// `entry_size` are those of a table, else 0.
-    fn section(
-        &mut self,
-        name: &str,
-        kind: u32,
-        flags: u32,
-        bytes: &[u8],
-        link: u32,
-        entry_size: usize,
-    ) -> usize {
-        let at = self.put(bytes);
-        let loaded = flags & elf::SHF_ALLOC != 0;
-        let header = Section {
-            kind,
-            flags,
-            address: if loaded { at as u64 } else { 0 },
-            offset: at as u64,
-            size: bytes.len() as u64,
-            link,
-            entry_size: entry_size as u64,
-            name: 0,
-        };
-        self.header(name, header);
-        at
-    }
-
-    fn header(&mut self, name: &str, section: Section) {
-        let start = self.names.len() as u32;
-        self.names.extend(name.bytes().chain([0]));
-        self.sections.push(Section {
-            name: start,
-            ..section
-        });
-    }
-
-    /// Returns the number of the section after the next one.
-    fn after_next(&self) -> u32 {
-        self.sections.len() as u32 + 1
-    }
-}
-
 impl TestObject {
     /// Makes a 64-bit library without symbols.
     pub(crate) fn library() -> Self {
         Self {
-            class: Class::Wide,
+            wide: true,
             gnu_hash: true,
             section_headers: true,
             relocated_by: 0,
@@ -112,7 +53,7 @@ impl TestObject {
     /// Makes it 32-bit.
     pub(super) fn narrow(self) -> Self {
         Self {
-            class: Class::Narrow,
+            wide: false,
             ..self
         }
     }
@@ -185,150 +126,92 @@ impl TestObject {
 
     /// Returns the file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut file = Layout {
-            out: vec![0; self.class.header_size() + 3 * self.class.program_size()],
-            ..Layout::default()
+        let mut file = test_elf::start(self.wide, elf::ET_DYN, TEXT);
+        let numbered = |&(name, kind, binding, address, size): &TestSymbol| {
+            let section = if address == 0 { 0 } else { TEXT_SECTION };
+            (name, kind, binding, section, address, size)
         };
-        file.header("", Section::default());
-        let text = Section {
-            kind: elf::SHT_PROGBITS,
-            flags: elf::SHF_ALLOC | elf::SHF_EXECINSTR,
-            address: TEXT,
-            offset: TEXT,
-            size: TEXT_SIZE,
-            ..Section::default()
-        };
-        file.header(".text", text);
-        let note = file.section(".note", elf::SHT_NOTE, elf::SHF_ALLOC, &self.build_id, 0, 0);
-        let code_end = (TEXT + TEXT_SIZE) as usize;
-        let mut programs = vec![
-            (elf::PT_LOAD, elf::PF_R | elf::PF_X, 0, code_end),
-            (elf::PT_NOTE, elf::PF_R, note, self.build_id.len()),
-        ];
-        let entry_size = self.class.symbol_size();
-        if !self.dynamic.is_empty() {
-            let (symbols, names) = self.table(&self.dynamic);
-            let link = file.after_next();
-            let loaded = elf::SHF_ALLOC;
-            let symbols_at = file.section(
-                ".dynsym",
-                elf::SHT_DYNSYM,
-                loaded,
-                &symbols,
-                link,
-                entry_size,
-            );
-            let names_at = file.section(".dynstr", elf::SHT_STRTAB, loaded, &names, 0, 0);
-            let hash_at = file.put(&self.hash());
-            let hash_tag = if self.gnu_hash {
-                elf::DT_GNU_HASH
-            } else {
-                elf::DT_HASH
-            };
-            let mut table = Vec::new();
-            for (tag, value) in [
-                (elf::DT_STRTAB, names_at as u64 + self.relocated_by),
-                (elf::DT_SYMTAB, symbols_at as u64 + self.relocated_by),
-                (elf::DT_STRSZ, names.len() as u64),
-                (hash_tag, hash_at as u64 + self.relocated_by),
-                (elf::DT_NULL, 0),
-            ] {
-                self.class.word(&mut table, tag as u64);
-                self.class.word(&mut table, value);
-            }
-            let table_at = file.put(&table);
-            programs.push((elf::PT_DYNAMIC, elf::PF_R, table_at, table.len()));
-        }
-        assert!(
-            file.out.len() as u64 <= TEXT,
-            "too many symbols for the first page"
+        test_elf::add(&mut file.symbols, self.full.iter().map(numbered));
+        test_elf::add(&mut file.dynamic_symbols, self.dynamic.iter().map(numbered));
+        // One bucket, which all symbols are in.
+        file.hash_bucket_count = 1;
+        file.gnu_hash_bucket_count = 1;
+        file.gnu_hash_bloom_count = 1;
+
+        let mut section =
+            |name, kind, flags, data| test_elf::section(&mut file, name, kind, flags, data).id();
+        let loaded = elf::SHF_ALLOC;
+        let code = SectionData::Data(vec![0; TEXT_SIZE as usize].into());
+        let code = section(
+            ".text",
+            elf::SHT_PROGBITS,
+            loaded | elf::SHF_EXECINSTR,
+            code,
         );
-        file.out.resize(code_end, 0);
-        if !self.full.is_empty() {
-            let (symbols, names) = self.table(&self.full);
-            let link = file.after_next();
-            file.section(".symtab", elf::SHT_SYMTAB, 0, &symbols, link, entry_size);
-            file.section(".strtab", elf::SHT_STRTAB, 0, &names, 0, 0);
+        let note = SectionData::Note(self.build_id.as_slice().into());
+        let note = section(".note", elf::SHT_NOTE, loaded, note);
+        let mut in_memory = vec![note];
+        let mut segments = vec![(elf::PT_NOTE, note)];
+        let mut linked = Vec::new();
+        if !self.dynamic.is_empty() {
+            let (name, hash, tag) = match self.gnu_hash {
+                true => (".gnu.hash", SectionData::GnuHash, elf::DT_GNU_HASH),
+                false => (".hash", SectionData::Hash, elf::DT_HASH),
+            };
+            linked = vec![
+                section(".dynsym", 0, loaded, SectionData::DynamicSymbol),
+                section(".dynstr", 0, loaded, SectionData::DynamicString),
+                section(name, 0, loaded, hash),
+            ];
+            let tags = [elf::DT_STRTAB, elf::DT_SYMTAB, elf::DT_STRSZ, tag];
+            let table = SectionData::Dynamic(tags.map(|tag| Dynamic::Auto { tag }).to_vec());
+            let table = section(".dynamic", elf::SHT_DYNAMIC, loaded, table);
+            in_memory.extend(linked.iter().chain([&table]));
+            segments.push((elf::PT_DYNAMIC, table));
         }
         if !self.debug_data.is_empty() {
-            let packed = &self.debug_data;
-            file.section(".gnu_debugdata", elf::SHT_PROGBITS, 0, packed, 0, 0);
+            let packed = SectionData::Data(self.debug_data.as_slice().into());
+            section(".gnu_debugdata", elf::SHT_PROGBITS, 0, packed);
         }
         for (name, address, bytes) in &self.others {
-            file.section(name, elf::SHT_PROGBITS, 0, bytes, 0, 0);
-            if let Some(section) = file.sections.last_mut() {
-                section.address = *address;
+            let data = SectionData::Data(bytes.as_slice().into());
+            test_elf::section(&mut file, name, elf::SHT_PROGBITS, 0, data).sh_addr = *address;
+        }
+
+        file.sections.get_mut(code).sh_addralign = TEXT;
+        file.set_section_sizes();
+        let headers = file.file_header_size() + 3 * file.class().program_header_size();
+        let load = file.segments.add_load_segment(elf::PF_R | elf::PF_X, 8);
+        (load.p_filesz, load.p_memsz) = (headers as u64, headers as u64);
+        for id in in_memory.into_iter().chain([code]) {
+            load.append_section(file.sections.get_mut(id));
+        }
+        assert_eq!(
+            load.p_filesz,
+            TEXT + TEXT_SIZE,
+            "too many symbols for the first page"
+        );
+        for (kind, id) in segments {
+            let segment = file.segments.add();
+            (segment.p_type, segment.p_flags) = (kind, elf::PF_R);
+            // Readers of notes use the alignment.
+            segment.p_align = if kind == elf::PT_NOTE { 4 } else { 8 };
+            segment.append_section(file.sections.get_mut(id));
+        }
+        for id in linked {
+            file.sections.get_mut(id).sh_addr += self.relocated_by;
+        }
+        let mut bytes = test_elf::finish(file);
+        if !self.section_headers {
+            // The offset of the section headers; their size and number.
+            for place in if self.wide {
+                [40..48, 58..64]
+            } else {
+                [32..36, 46..52]
+            } {
+                bytes[place].fill(0);
             }
         }
-        let names = [&file.names, &b".shstrtab\0"[..]].concat();
-        file.section(".shstrtab", elf::SHT_STRTAB, 0, &names, 0, 0);
-        let section_table = self.section_headers.then(|| {
-            let mut table = Vec::new();
-            for section in &file.sections {
-                self.class.section(&mut table, section);
-            }
-            (file.put(&table) as u64, file.sections.len())
-        });
-        let start = self.header(section_table, &programs);
-        file.out[..start.len()].copy_from_slice(&start);
-        file.out
-    }
-
-    /// Builds a symbol table with its empty first symbol, and its names.
-    fn table(&self, symbols: &[TestSymbol]) -> (Vec<u8>, Vec<u8>) {
-        let (mut table, mut names) = (vec![0; self.class.symbol_size()], vec![0]);
-        for (name, kind, binding, address, size) in symbols {
-            let symbol = Symbol {
-                name: names.len() as u32,
-                kind: *kind,
-                binding: *binding,
-                section: if *address == 0 { 0 } else { TEXT_SECTION },
-                value: *address,
-                size: *size,
-            };
-            self.class.symbol(&mut table, &symbol);
-            names.extend(name.bytes().chain([0]));
-        }
-        (table, names)
-    }
-
-    /// Builds a hash table that counts the dynamic symbols and finds none: one bucket, and hashes
-    /// of 0.
-    fn hash(&self) -> Vec<u8> {
-        let count = self.dynamic.len() as u32 + 1;
-        let mut words = vec![1, count, 1];
-        if self.gnu_hash {
-            words = vec![1, 1, 1, 0, 0];
-            words.extend(match self.class {
-                Class::Wide => &[0, 1][..],
-                Class::Narrow => &[1],
-            });
-            words.extend((1..count).map(|index| u32::from(index == count - 1)));
-        }
-        words.into_iter().flat_map(u32::to_le_bytes).collect()
-    }
-
-    fn header(
-        &self,
-        sections: Option<(u64, usize)>,
-        segments: &[(u32, u32, usize, usize)],
-    ) -> Vec<u8> {
-        let mut out = self
-            .class
-            .header(elf::ET_DYN, TEXT, segments.len(), sections);
-        for (kind, flags, offset, size) in segments {
-            let (offset, size) = (*offset as u64, *size as u64);
-            let program = Program {
-                kind: *kind,
-                flags: *flags,
-                offset,
-                virtual_address: offset,
-                physical_address: offset,
-                file_size: size,
-                memory_size: size,
-            };
-            self.class.program(&mut out, &program);
-        }
-        out
+        bytes
     }
 }

@@ -234,25 +234,21 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::path::Path;
 
+    use guest::elf::{Load, program};
+
     use super::*;
 
     /// Returns an ELF with a segment of code and one without data in the file.
     fn kernel(bss: u64, bss_size: u64) -> KernelFile {
         const HEADERS: u64 = 64 + 2 * 56;
-        let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
-        elf.resize(16, 0);
-        elf.extend([2, 0, 62, 0, 1, 0, 0, 0]);
-        for word in [place::HIGH_MEMORY, 64, 0] {
-            elf.extend(word.to_le_bytes());
-        }
-        elf.extend([0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 64, 0, 0, 0, 0, 0]);
-        for (place, file_size, size) in [(place::HIGH_MEMORY, 1, 0x1000), (bss, 0, bss_size)] {
-            elf.extend([1, 0, 0, 0, 7, 0, 0, 0]);
-            for word in [HEADERS, place, place, file_size, size, 0x1000] {
-                elf.extend(word.to_le_bytes());
-            }
-        }
-        elf.push(0xf4);
+        let load = |address, size, memory| Load {
+            offset: HEADERS,
+            address,
+            size,
+            memory,
+        };
+        let loads = [load(place::HIGH_MEMORY, 1, 0x1000), load(bss, 0, bss_size)];
+        let elf = program(place::HIGH_MEMORY, &loads, &[0xf4]).unwrap();
         KernelFile::from_bytes(elf, Path::new("kernel")).unwrap()
     }
 

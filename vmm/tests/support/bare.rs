@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use guest::elf::{Load, program};
 use iced_x86::code_asm::CodeAssembler;
 use vmm::boot::KernelFile;
 
@@ -21,32 +22,16 @@ pub fn kernel(write: impl FnOnce(&mut CodeAssembler)) -> KernelFile {
     KernelFile::from_bytes(elf(&code), Path::new("(bare guest)")).unwrap()
 }
 
-/// Returns the file: header, one program header, code.
+/// Returns the file.
 pub fn elf(code: &[u8]) -> Vec<u8> {
     assert!(code.len() <= ROOM);
-    let mut file = Vec::new();
-    file.extend(*b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
-    for half in [2u16, 62] {
-        file.extend(half.to_le_bytes());
-    }
-    file.extend(1u32.to_le_bytes());
-    for word in [START, 64, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    file.extend(0u32.to_le_bytes());
-    for half in [64u16, 56, 1, 64, 0, 0] {
-        file.extend(half.to_le_bytes());
-    }
-    // PT_LOAD, read, write, execute
-    for word in [1u32, 7] {
-        file.extend(word.to_le_bytes());
-    }
-    for word in [0x1000, START, START, code.len() as u64, ROOM as u64, 0x1000] {
-        file.extend(word.to_le_bytes());
-    }
-    file.resize(0x1000, 0);
-    file.extend(code);
-    file
+    let load = Load {
+        offset: 64 + 56,
+        address: START,
+        size: code.len() as u64,
+        memory: ROOM as u64,
+    };
+    program(START, &[load], code).unwrap()
 }
 
 /// Ends the run by a reset through the keyboard controller.
