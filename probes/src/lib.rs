@@ -33,7 +33,6 @@ pub mod port;
 pub mod probe;
 pub mod provider;
 pub mod ptrace;
-mod recent;
 pub mod render;
 pub mod ring;
 mod sync;

@@ -12,13 +12,21 @@ pub(crate) mod decode;
 mod fields;
 mod proto;
 
+use std::hash::Hash;
 use std::io::{self, Write};
 
 use fields::{annotation, clock_snapshot, event, packet, process, thread, trace, track};
+use lru::LruCache;
 use proto::Message;
 
 /// The sequence of all packets.
 const SEQUENCE: u64 = 1;
+
+/// Removes and returns the least recently used value if the table is full and `key` is new.
+pub(crate) fn make_room<K: Hash + Eq, V>(table: &mut LruCache<K, V>, key: K) -> Option<V> {
+    let fits = table.len() < table.cap().get() || table.contains(&key);
+    (!fits).then(|| table.pop_lru())?.map(|(_, value)| value)
+}
 
 /// Writes the first packet: times are CLOCK_REALTIME, and so is the timeline. If CLOCK_BOOTTIME at
 /// that time is known, other files that use it can be shown together with this one.

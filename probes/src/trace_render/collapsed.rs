@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use super::calls::Calls;
+use lru::LruCache;
+
 use super::{MAX_TASKS, Symbols, named};
-use crate::recent::Recent;
 use crate::render::Render;
 use crate::trace_line::{LineKind, TraceLine};
 
@@ -27,7 +28,7 @@ const NANOSECONDS: u128 = 1_000_000_000;
 pub struct Collapsed {
     symbols: Symbols,
     ticks_per_second: Option<u64>,
-    tasks: Recent<u64, Task>,
+    tasks: LruCache<u64, Task>,
     stacks: Vec<Stack>,
     /// The indexes in `stacks` by the stack below (one more than its index, 0 for none) and the
     /// function on top.
@@ -62,7 +63,7 @@ impl Collapsed {
         Self {
             symbols,
             ticks_per_second,
-            tasks: Recent::new(MAX_TASKS),
+            tasks: LruCache::sparse(MAX_TASKS),
             stacks: Vec::new(),
             places: BTreeMap::new(),
             frames: 0,
@@ -119,7 +120,7 @@ fn frame(symbols: &Symbols, pc: u64) -> String {
 
 impl Render<TraceLine> for Collapsed {
     fn record(&mut self, line: &TraceLine, _: &mut dyn Write) -> io::Result<()> {
-        let task = self.tasks.of(line.pid, Task::default);
+        let task = self.tasks.get_or_insert_mut(line.pid, Task::default);
         let ticks = u128::from(line.ticks.saturating_sub(task.last));
         task.last = task.last.max(line.ticks);
         let innermost = task.calls.innermost().copied();
@@ -135,7 +136,7 @@ impl Render<TraceLine> for Collapsed {
         match line.kind {
             LineKind::Entry => {
                 let place = self.place(innermost, line.pc);
-                let task = self.tasks.of(line.pid, Task::default);
+                let task = self.tasks.get_or_insert_mut(line.pid, Task::default);
                 task.calls.enter(place);
             }
             LineKind::Exit => {

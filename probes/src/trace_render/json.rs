@@ -18,10 +18,11 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use super::calls::Calls;
+use lru::LruCache;
+
 use super::{MAX_TASKS, Symbols, named};
 use crate::clock::Clock;
 use crate::json::string;
-use crate::recent::Recent;
 use crate::render::Render;
 use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
@@ -30,7 +31,7 @@ pub struct Json {
     symbols: Symbols,
     clock: Option<Clock>,
     /// The functions that have not returned, by process.
-    calls: Recent<u64, Calls<u64>>,
+    calls: LruCache<u64, Calls<u64>>,
 }
 
 impl Json {
@@ -40,14 +41,14 @@ impl Json {
         Self {
             symbols,
             clock,
-            calls: Recent::new(MAX_TASKS),
+            calls: LruCache::sparse(MAX_TASKS),
         }
     }
 }
 
 impl Render<TraceLine> for Json {
     fn record(&mut self, line: &TraceLine, out: &mut dyn Write) -> io::Result<()> {
-        let calls = self.calls.of(line.pid, Calls::default);
+        let calls = self.calls.get_or_insert_mut(line.pid, Calls::default);
         let (event, function) = match line.kind {
             LineKind::Entry => {
                 calls.enter(line.pc);

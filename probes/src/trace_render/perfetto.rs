@@ -6,10 +6,11 @@
 
 use std::io::{self, Write};
 
+use lru::LruCache;
+
 use super::{MAX_TASKS, Symbols, named};
 use crate::clock::Clock;
-use crate::perfetto::{self, Event, Note, ThreadTrack, Track};
-use crate::recent::Recent;
+use crate::perfetto::{self, Event, Note, ThreadTrack, Track, make_room};
 use crate::render::Render;
 use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
@@ -21,7 +22,7 @@ pub struct Perfetto {
     symbols: Symbols,
     clock: Clock,
     started: bool,
-    tracks: Recent<u64, Track>,
+    tracks: LruCache<u64, Track>,
     /// The number of track identities in use.
     uuids: u64,
     /// The latest time.
@@ -36,7 +37,7 @@ impl Perfetto {
             symbols,
             clock,
             started: false,
-            tracks: Recent::new(MAX_TASKS),
+            tracks: LruCache::sparse(MAX_TASKS),
             uuids: 0,
             latest: 0,
         }
@@ -48,16 +49,15 @@ impl Perfetto {
     }
 
     fn track(&mut self, pid: u64, out: &mut dyn Write) -> io::Result<&mut Track> {
-        for (_, mut gone) in self.tracks.make_room(pid) {
+        if let Some(mut gone) = make_room(&mut self.tracks, pid) {
             let last = gone.last();
             gone.close(out, last)?;
         }
-        if self.tracks.get(pid).is_none() {
+        self.tracks.try_get_or_insert_mut(pid, || {
             self.uuids += 2;
             describe(pid, self.uuids, out)?;
-        }
-        let uuid = self.uuids;
-        Ok(self.tracks.of(pid, || Track::new(uuid, 0)))
+            Ok(Track::new(self.uuids, 0))
+        })
     }
 }
 
@@ -120,6 +120,6 @@ impl Render<TraceLine> for Perfetto {
             self.start(0, out)?;
         }
         let latest = self.latest;
-        (self.tracks.values_mut()).try_for_each(|track| track.close(out, latest))
+        (self.tracks.iter_mut()).try_for_each(|(_, track)| track.close(out, latest))
     }
 }

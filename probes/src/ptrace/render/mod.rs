@@ -15,6 +15,8 @@ mod tests;
 mod text;
 mod trap;
 
+use std::num::NonZeroUsize;
+
 pub use json::Json;
 pub use perfetto::Perfetto;
 pub use svg::{MAX_DRAWN, MAX_ROWS, Svg};
@@ -22,7 +24,7 @@ pub use text::Text;
 
 /// The greatest number of processes whose names and states a renderer keeps. Those seen longest ago
 /// are forgotten.
-const MAX_TASKS: usize = 65_536;
+const MAX_TASKS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 /// The number of every CPU's idle task.
 const IDLE: u32 = 0;
 /// The name shown if none is known, as in ptrace(1).

@@ -1,13 +1,14 @@
 //! The name and state of each process, as known from its records.
 
+use lru::LruCache;
+
 use super::{MAX_TASKS, NO_NAME};
 use crate::ptrace::record::{EventType, Record, name_of};
-use crate::recent::Recent;
 
 /// The names and states of processes.
 #[derive(Debug)]
 pub(super) struct Tasks {
-    seen: Recent<u32, Seen>,
+    seen: LruCache<u32, Seen>,
 }
 
 /// The name and state of one process.
@@ -21,13 +22,13 @@ impl Tasks {
     /// Makes an empty table.
     pub(super) fn new() -> Self {
         Self {
-            seen: Recent::new(MAX_TASKS),
+            seen: LruCache::sparse(MAX_TASKS),
         }
     }
 
     /// Updates the record's process and returns its name and state.
     pub(super) fn record(&mut self, record: &Record) -> &Seen {
-        let seen = self.seen.of(record.pid, Seen::default);
+        let seen = self.seen.get_or_insert_mut(record.pid, Seen::default);
         match EventType::of(record.event) {
             Some(EventType::Name) => seen.name = name(record),
             // No Plan 9 records this state. It means that a task with a deadline runs.

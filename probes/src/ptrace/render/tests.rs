@@ -283,7 +283,7 @@ fn who_runs_elsewhere_no_longer_runs_here() {
 #[test]
 fn a_crowd_is_a_timeline_too() {
     use EventType::{Ints, Run};
-    let many = u32::try_from(MAX_TASKS).unwrap() + 100;
+    let many = u32::try_from(MAX_TASKS.get()).unwrap() + 100;
     let mut crowd: Vec<Record> = (1..=many)
         .flat_map(|number| {
             let time = i64::from(number);

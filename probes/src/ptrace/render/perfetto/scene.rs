@@ -1,16 +1,18 @@
 //! The current state of processes and CPUs, and their tracks.
 
 use std::io::{self, Write};
+use std::num::NonZeroUsize;
+
+use lru::LruCache;
 
 use super::super::tasks::shown;
 use super::super::{IDLE, MAX_TASKS, NO_NAME};
 use super::said;
-use crate::perfetto::{Event, NamedTrack, Note, ThreadTrack, Track};
+use crate::perfetto::{Event, NamedTrack, Note, ThreadTrack, Track, make_room};
 use crate::ptrace::record::{STATE_NAMES, sleep_parts};
-use crate::recent::Recent;
 
 /// The greatest number of CPUs known at a time.
-const MAX_CPUS: usize = 4096;
+const MAX_CPUS: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// The upper half of a track's identity, which says its kind; the lower half is the number.
 const CPUS: u64 = 1;
@@ -22,8 +24,8 @@ const THREAD: u64 = 4 << 32;
 /// The current state of the timeline.
 #[derive(Debug)]
 pub(super) struct Scene {
-    tasks: Recent<u32, Task>,
-    cpus: Recent<u32, Cpu>,
+    tasks: LruCache<u32, Task>,
+    cpus: LruCache<u32, Cpu>,
     /// The number of arrows begun.
     flows: u64,
     /// The time before which nothing is written to a track that was forgotten and is known again.
@@ -65,8 +67,8 @@ impl Scene {
     /// Makes a timeline without processes.
     pub(super) fn new() -> Self {
         Self {
-            tasks: Recent::new(MAX_TASKS),
-            cpus: Recent::new(MAX_CPUS),
+            tasks: LruCache::sparse(MAX_TASKS),
+            cpus: LruCache::sparse(MAX_CPUS),
             flows: 0,
             floor: 0,
         }
@@ -114,7 +116,7 @@ impl Scene {
         let on_cpu = self.cpu(cpu, out)?;
         on_cpu.track.close(out, time)?;
         let before = on_cpu.running.take();
-        if let Some(task) = before.and_then(|pid| self.tasks.get_mut(pid)) {
+        if let Some(task) = before.and_then(|pid| self.tasks.peek_mut(&pid)) {
             task.track.close(out, time)?;
             task.state = match task.state {
                 State::Exiting(_) => State::Dead,
@@ -152,7 +154,7 @@ impl Scene {
             ..said(&name, "wakeup", &notes)
         };
         let waker = self.cpu(cpu, out)?.running;
-        match waker.and_then(|waker| self.tasks.get_mut(waker)) {
+        match waker.and_then(|waker| self.tasks.peek_mut(&waker)) {
             Some(waker) => waker.track.instant(out, time, &wakes)?,
             None => self.cpu(cpu, out)?.track.instant(out, time, &wakes)?,
         }
@@ -275,11 +277,11 @@ impl Scene {
 
     /// Ends all slices.
     pub(super) fn close(&mut self, time: u64, out: &mut dyn Write) -> io::Result<()> {
-        for task in self.tasks.values_mut() {
+        for (_, task) in &mut self.tasks {
             task.track.close(out, time)?;
             task.state = State::Unknown;
         }
-        for cpu in self.cpus.values_mut() {
+        for (_, cpu) in &mut self.cpus {
             cpu.running = None;
             for track in [Some(&mut cpu.track), cpu.interrupts.as_mut()] {
                 track.map_or(Ok(()), |track| track.close(out, time))?;
@@ -305,11 +307,11 @@ impl Scene {
 
     /// Clears the CPU on which the process runs, if any.
     fn leave_cpu(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
-        let state = self.tasks.get(pid).map(|task| task.state);
+        let state = self.tasks.peek(&pid).map(|task| task.state);
         let Some(State::Running(cpu) | State::Exiting(cpu)) = state else {
             return Ok(());
         };
-        match self.cpus.get_mut(cpu) {
+        match self.cpus.peek_mut(&cpu) {
             Some(cpu) if cpu.running == Some(pid) => {
                 cpu.running = None;
                 cpu.track.close(out, time)
@@ -320,7 +322,7 @@ impl Scene {
 
     /// Returns the label of a process beside others.
     fn label(&self, pid: u32) -> String {
-        let name = self.tasks.get(pid).and_then(|task| task.name.as_deref());
+        let name = self.tasks.peek(&pid).and_then(|task| task.name.as_deref());
         label(pid, name)
     }
 
@@ -335,48 +337,45 @@ impl Scene {
         name: impl FnOnce() -> Option<String>,
         out: &mut dyn Write,
     ) -> io::Result<&mut Task> {
-        for (_, mut task) in self.tasks.make_room(pid) {
+        if let Some(mut task) = make_room(&mut self.tasks, pid) {
             let last = task.track.last();
             task.track.close(out, last)?;
             self.floor = self.floor.max(last);
         }
-        let mut first_name = None;
-        if self.tasks.get(pid).is_none() {
-            first_name = name();
-            describe_task(pid, first_name.as_deref(), out)?;
-        }
-        let floor = self.floor;
-        Ok(self.tasks.of(pid, || Task {
-            track: Track::new(THREAD | u64::from(pid), floor),
-            name: first_name,
-            state: State::Unknown,
-            flow: None,
-        }))
+        self.tasks.try_get_or_insert_mut(pid, || {
+            let name = name();
+            describe_task(pid, name.as_deref(), out)?;
+            Ok(Task {
+                track: Track::new(THREAD | u64::from(pid), self.floor),
+                name,
+                state: State::Unknown,
+                flow: None,
+            })
+        })
     }
 
     fn cpu(&mut self, number: u32, out: &mut dyn Write) -> io::Result<&mut Cpu> {
-        for (_, cpu) in self.cpus.make_room(number) {
+        if let Some(cpu) = make_room(&mut self.cpus, number) {
             for mut track in [Some(cpu.track), cpu.interrupts].into_iter().flatten() {
                 let last = track.last();
                 track.close(out, last)?;
                 self.floor = self.floor.max(last);
             }
         }
-        let uuid = CPU | u64::from(number);
-        if self.cpus.get(number).is_none() {
+        self.cpus.try_get_or_insert_mut(number, || {
+            let uuid = CPU | u64::from(number);
             let described = NamedTrack {
                 uuid,
                 name: &format!("CPU {number}"),
                 below: Some((CPUS, number.saturating_mul(2))),
             };
             described.describe(out)?;
-        }
-        let floor = self.floor;
-        Ok(self.cpus.of(number, || Cpu {
-            track: Track::new(uuid, floor),
-            interrupts: None,
-            running: None,
-        }))
+            Ok(Cpu {
+                track: Track::new(uuid, self.floor),
+                interrupts: None,
+                running: None,
+            })
+        })
     }
 
     fn interrupts(&mut self, number: u32, out: &mut dyn Write) -> io::Result<&mut Track> {
