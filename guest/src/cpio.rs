@@ -1,23 +1,17 @@
-//! A writer of newc cpio archives, the format of an initramfs
+//! Archives of the format of an initramfs: newc cpio
 //! (Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
-//! The caller owns contents and modes. This writes headers, padding, parent directories and the end
-//! mark. The archive is not compressed. The same calls make the same bytes: there are no times, and
+//! The caller owns contents and modes. This checks paths and adds parent directories. The archive
+//! is not compressed. The same calls make the same bytes: there are no times, and
 //! root owns every file.
 
 use std::collections::BTreeMap;
+use std::io::Write;
+
+use cpio::newc::{Builder, ModeFileType, trailer};
 
 /// The length of the longest path with its NUL: the kernel's PATH_MAX.
 const PATH_MAX: usize = 4096;
-
-/// The bits of a mode that hold the type (inode(7)).
-const TYPE_MASK: u32 = 0o170_000;
-const TYPE_FIFO: u32 = 0o010_000;
-const TYPE_CHARACTER: u32 = 0o020_000;
-const TYPE_DIRECTORY: u32 = 0o040_000;
-const TYPE_BLOCK: u32 = 0o060_000;
-const TYPE_FILE: u32 = 0o100_000;
-const TYPE_SYMLINK: u32 = 0o120_000;
 
 /// An archive cannot hold an entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,7 +86,7 @@ impl Archive {
     #[must_use]
     pub fn dir(mut self, path: &str) -> Self {
         if self.paths.get(path) != Some(&true) {
-            self.add(path, TYPE_DIRECTORY | 0o755, (0, 0), &[]);
+            self.add(path, ModeFileType::Directory, 0o755, (0, 0), &[]);
         }
         self
     }
@@ -101,7 +95,7 @@ impl Archive {
     #[must_use]
     pub fn file(mut self, path: &str, mode: u32, content: &[u8]) -> Self {
         if self.mode_fits(path, mode) {
-            self.add(path, TYPE_FILE | mode, (0, 0), content);
+            self.add(path, ModeFileType::Regular, mode, (0, 0), content);
         }
         self
     }
@@ -109,7 +103,13 @@ impl Archive {
     /// Adds a symbolic link at `path` to `target`.
     #[must_use]
     pub fn symlink(mut self, path: &str, target: &str) -> Self {
-        self.add(path, TYPE_SYMLINK | 0o777, (0, 0), target.as_bytes());
+        self.add(
+            path,
+            ModeFileType::Symlink,
+            0o777,
+            (0, 0),
+            target.as_bytes(),
+        );
         self
     }
 
@@ -117,12 +117,12 @@ impl Archive {
     #[must_use]
     pub fn node(mut self, path: &str, mode: u32, node: Node) -> Self {
         let (kind, device) = match node {
-            Node::Character { major, minor } => (TYPE_CHARACTER, (major, minor)),
-            Node::Block { major, minor } => (TYPE_BLOCK, (major, minor)),
-            Node::Fifo => (TYPE_FIFO, (0, 0)),
+            Node::Character { major, minor } => (ModeFileType::Char, (major, minor)),
+            Node::Block { major, minor } => (ModeFileType::Block, (major, minor)),
+            Node::Fifo => (ModeFileType::Fifo, (0, 0)),
         };
         if self.mode_fits(path, mode) {
-            self.add(path, kind | mode, device, &[]);
+            self.add(path, kind, mode, device, &[]);
         }
         self
     }
@@ -135,7 +135,8 @@ impl Archive {
         if let Some(error) = self.error {
             return Err(error);
         }
-        self.entry("TRAILER!!!", 0, 0, (0, 0), &[]);
+        // Memory takes every write.
+        let _ = trailer(&mut self.bytes);
         Ok(self.bytes)
     }
 
@@ -153,73 +154,47 @@ impl Archive {
     }
 
     /// Checks `path`, makes its parents, and writes the entry.
-    fn add(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) {
+    fn add(
+        &mut self,
+        path: &str,
+        kind: ModeFileType,
+        mode: u32,
+        device: (u32, u32),
+        content: &[u8],
+    ) {
         if let Err(reason) = check_path(path) {
             let path = path.to_owned();
             return self.fail(ArchiveError::Path { path, reason });
         }
-        if content.len() > u32::MAX as usize {
+        let Ok(size) = u32::try_from(content.len()) else {
             return self.fail(ArchiveError::TooLarge {
                 path: path.to_owned(),
                 size: content.len(),
             });
-        }
+        };
         for (slash, _) in path.match_indices('/') {
             let parent = &path[..slash];
             match self.paths.get(parent) {
                 Some(true) => {}
                 Some(false) => return self.fail(ArchiveError::Duplicate(parent.to_owned())),
-                None => self.add(parent, TYPE_DIRECTORY | 0o755, (0, 0), &[]),
+                None => self.add(parent, ModeFileType::Directory, 0o755, (0, 0), &[]),
             }
         }
         if self.paths.contains_key(path) {
             return self.fail(ArchiveError::Duplicate(path.to_owned()));
         }
-        let directory = mode & TYPE_MASK == TYPE_DIRECTORY;
+        let directory = matches!(kind, ModeFileType::Directory);
         self.paths.insert(path.to_owned(), directory);
-        let inode = self.paths.len() as u32;
-        self.entry(path, inode, mode, device, content);
-    }
-
-    /// Writes header, name and content, the latter two padded to 4 bytes. Sizes have been checked.
-    fn entry(&mut self, path: &str, inode: u32, mode: u32, device: (u32, u32), content: &[u8]) {
-        let links = if mode & TYPE_MASK == TYPE_DIRECTORY {
-            2
-        } else {
-            1
-        };
-        let name_size = path.len() as u32 + 1;
-        self.bytes.extend(b"070701");
-        let (user, group, time, checksum) = (0, 0, 0, 0);
-        // The device that the file itself came from.
-        let (home_major, home_minor) = (0, 0);
-        for field in [
-            inode,
-            mode,
-            user,
-            group,
-            links,
-            time,
-            content.len() as u32,
-            home_major,
-            home_minor,
-            device.0,
-            device.1,
-            name_size,
-            checksum,
-        ] {
-            self.bytes.extend(format!("{field:08x}").bytes());
-        }
-        self.bytes.extend(path.bytes());
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend(content);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        let padded = self.bytes.len().next_multiple_of(4);
-        self.bytes.resize(padded, 0);
+        let mut entry = Builder::new(path)
+            .ino(self.paths.len() as u32)
+            .mode(mode)
+            .set_mode_file_type(kind)
+            .nlink(if directory { 2 } else { 1 })
+            .rdev_major(device.0)
+            .rdev_minor(device.1)
+            .write(&mut self.bytes, size);
+        // Memory takes every write.
+        let _ = entry.write_all(content).and_then(|()| entry.finish());
     }
 }
 
@@ -257,7 +232,6 @@ pub struct ExtraFile {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use std::io::Write;
     use std::process::{Command, Stdio};
 
     /// Returns the listing of an archive by cpio(1).
