@@ -71,6 +71,7 @@ pub use expect::report::Verdict;
 pub use expect::{Comparison, Expectation};
 pub use guest_kernel::GuestKernelError;
 pub use host::HostError;
+pub use protocol::error::{ErrorKind, RequestError};
 pub use protocol::inspection::{
     Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, ThreadStack,
 };

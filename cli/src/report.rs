@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::messages::{Messages, PATIENCE};
+use crate::protocol::error::RequestError;
 
 /// The exit status of a failed command.
 const FAILED: u8 = 1;
@@ -44,6 +45,11 @@ impl Failure {
             Self::Failed(message) | Self::Shown(message) | Self::Usage(message) => message,
             Self::OutputClosed => "",
         }
+    }
+
+    /// Returns the failure of a refused request. A script's errors keep their lines.
+    pub fn refused(error: RequestError) -> Self {
+        Self::Shown(error.message)
     }
 
     /// Returns the failure of writing the output `what`. A closed pipe is not reported.

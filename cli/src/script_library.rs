@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use probes::bt::ast::{Dialect, Script};
 use probes::bt::parse;
 
-use crate::protocol::trace::Refusal;
+use crate::protocol::error::{ErrorKind, RequestError};
 
 /// The largest accepted file, in bytes.
 const LARGEST: u64 = 256 << 10;
@@ -71,8 +71,8 @@ pub fn read(folder: &Path) -> Result<Vec<(String, String)>, LibraryError> {
 /// Adds the library's structures and translators to the script.
 ///
 /// # Errors
-/// The fault in one of the texts, rendered.
-pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(), Refusal> {
+/// If one of the texts has errors.
+pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(), RequestError> {
     let own = probes::bt::library::TEXTS.iter().map(|(n, t)| (*n, *t));
     let given = texts
         .iter()
@@ -80,7 +80,7 @@ pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(),
     // The first match wins: the script's own, then a folder's, then exotrace's.
     for (name, text) in given.chain(own) {
         let parsed = parse::parse(text.as_bytes(), Dialect::Normal);
-        let parsed = parsed.map_err(|wrong| render_all(name, text.as_bytes(), &wrong))?;
+        let parsed = parsed.map_err(|wrong| refuse(name, text.as_bytes(), &wrong))?;
         script.translators.extend(parsed.translators);
         for structure in parsed.structures {
             if !script
@@ -95,27 +95,28 @@ pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(),
     Ok(())
 }
 
-/// Renders all errors of a script, one after the other.
-pub fn render_all(file: &str, script: &[u8], wrong: &[Diagnostic]) -> String {
-    wrong.iter().map(|d| d.render(file, script)).collect()
+/// Returns the error that shows all errors of a script, one after the other.
+fn refuse(file: &str, script: &[u8], wrong: &[Diagnostic]) -> RequestError {
+    let shown: String = wrong.iter().map(|d| d.render(file, script)).collect();
+    RequestError::new(ErrorKind::Script, shown)
 }
 
 impl ScriptRequest {
     /// Parses the script and adds its library.
     ///
     /// # Errors
-    /// The script's errors, rendered.
-    pub fn parse(&self) -> Result<Script, Refusal> {
+    /// If the script or its library has errors.
+    pub fn parse(&self) -> Result<Script, RequestError> {
         let script = parse::parse(self.text.as_bytes(), self.dialect());
-        let mut script = script.map_err(|wrong| self.render(&wrong))?;
+        let mut script = script.map_err(|wrong| self.refuse(&wrong))?;
         if !self.strict {
             put_before(&mut script, &self.library)?;
         }
         Ok(script)
     }
 
-    /// Renders the errors of this script.
-    pub fn render(&self, wrong: &[Diagnostic]) -> Refusal {
-        render_all(&self.file, self.text.as_bytes(), wrong)
+    /// Returns the error that shows the errors of this script.
+    pub fn refuse(&self, wrong: &[Diagnostic]) -> RequestError {
+        refuse(&self.file, self.text.as_bytes(), wrong)
     }
 }

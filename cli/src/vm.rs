@@ -19,8 +19,9 @@ use vmm::{Machine, RunEnd};
 
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
-use crate::inspection::Inspector;
+use crate::inspection::{Inspection, Inspector};
 use crate::panic_witness;
+use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{Maps, ProcessName, Processes, Stacks};
 use crate::registry::VmName;
 use crate::signals::StopSignals;
@@ -87,10 +88,8 @@ impl Traceable for TraceableVm<'_> {
     }
 
     fn inspect(&self, ask: &mut dyn FnMut(PausedSystem<'_>)) -> Result<(), String> {
-        let Vm {
-            machine, kernel, ..
-        } = self.vm;
-        self.vm.inspector.look(machine, kernel.as_ref(), ask)
+        let looked = self.vm.inspection().look(ask);
+        looked.map_err(|error| error.message)
     }
 }
 
@@ -103,15 +102,9 @@ pub enum GuestError {
     /// The guest has not booted far enough in time.
     #[error("the guest has not booted far enough after {} s", .0.as_secs())]
     NotBooted(Duration),
-    /// The reason, for the user.
-    #[error("{0}")]
-    Refused(String),
-}
-
-impl From<String> for GuestError {
-    fn from(why: String) -> Self {
-        Self::Refused(why)
-    }
+    /// The request cannot be carried out.
+    #[error(transparent)]
+    Refused(#[from] RequestError),
 }
 
 /// The result of waiting for a booting guest.
@@ -156,7 +149,7 @@ impl Vm {
     /// made out.
     pub fn wait_booted(&self, limit: Duration) -> Result<(), GuestError> {
         let located = self.wait_for_kernel(Instant::now().checked_add(limit));
-        match located.map_err(|error| GuestError::Refused(error.to_string()))? {
+        match located.map_err(RequestError::from)? {
             Located::Kernel(_) => Ok(()),
             Located::Ended(end) => Err(GuestError::Ended(end)),
             Located::TimedOut => Err(GuestError::NotBooted(limit)),
@@ -196,9 +189,8 @@ impl Vm {
                 return Err(GuestError::Ended(end));
             }
             if Instant::now() > deadline {
-                return Err(GuestError::Refused(
-                    "the guest's console takes no input".into(),
-                ));
+                let why = "the guest's console takes no input";
+                return Err(RequestError::new(ErrorKind::Busy, why).into());
             }
         }
     }
@@ -208,8 +200,7 @@ impl Vm {
     /// # Errors
     /// If the kernel's tasks cannot be read.
     pub fn processes(&self) -> Result<Processes, GuestError> {
-        let kernel = self.kernel.as_ref();
-        Ok(self.inspector.ps(&self.machine, kernel, false)?)
+        Ok(self.inspection().ps(false)?)
     }
 
     /// Lists the mappings of a process, as `/proc/PID/maps` has them.
@@ -217,8 +208,7 @@ impl Vm {
     /// # Errors
     /// If there is no such process, or its memory cannot be read.
     pub fn maps(&self, process: &ProcessName) -> Result<Maps, GuestError> {
-        let kernel = self.kernel.as_ref();
-        Ok(self.inspector.maps(&self.machine, kernel, process)?)
+        Ok(self.inspection().maps(process)?)
     }
 
     /// Reads the stacks of all threads of a process, in the kernel and in the program. `symfs` is a
@@ -231,10 +221,8 @@ impl Vm {
         process: &ProcessName,
         symfs: Option<&Path>,
     ) -> Result<Stacks, GuestError> {
-        let (kernel, symfs) = (self.kernel.as_ref(), symfs.map(Path::to_path_buf));
-        Ok(self
-            .inspector
-            .stack(&self.machine, kernel, process, symfs)?)
+        let symfs = symfs.map(Path::to_path_buf);
+        Ok(self.inspection().stack(process, symfs)?)
     }
 
     /// Returns SHA-256 of the kernel's text as it stands in guest memory.
@@ -245,7 +233,7 @@ impl Vm {
         let view = self.kernel_view()?;
         let paused = self.machine.pause();
         let hash = view.text_hash(&self.machine, &paused);
-        hash.map_err(|error| GuestError::Refused(error.to_string()))
+        Ok(hash.map_err(|error| RequestError::new(ErrorKind::Unreadable, error))?)
     }
 
     /// Saves the VM to a new folder while the guest runs on, but for some milliseconds.
@@ -272,10 +260,11 @@ impl Vm {
     ///
     /// # Errors
     /// The reason why it cannot be traced.
-    pub fn kernel_view(&self) -> Result<Arc<KernelView>, String> {
-        let view = self.locate().map_err(|error| error.to_string())?.ok_or(
-            "the guest's kernel has not booted far enough to be traced, or its file is not at hand",
-        )?;
+    pub fn kernel_view(&self) -> Result<Arc<KernelView>, RequestError> {
+        let view = self.locate()?.ok_or_else(|| {
+            let why = "the guest's kernel has not booted far enough to be traced, or its file is not at hand";
+            RequestError::new(ErrorKind::NoKernel, why)
+        })?;
         Ok(Arc::new(view))
     }
 
@@ -307,15 +296,13 @@ impl Vm {
                 view.clone(),
                 &EngineLimits::default(),
             );
-            let unwinder = self
-                .inspector
-                .look(&self.machine, self.kernel.as_ref(), |look| {
-                    let modules = look
-                        .modules()
-                        .map(|modules| modules.items)
-                        .unwrap_or_default();
-                    look.kernel_unwinder(&modules)
-                });
+            let unwinder = self.inspection().look(|look| {
+                let modules = look
+                    .modules()
+                    .map(|modules| modules.items)
+                    .unwrap_or_default();
+                look.kernel_unwinder(&modules)
+            });
             match unwinder {
                 Ok(Ok(unwinder)) => engine.set_unwinder(unwinder),
                 Ok(Err(lost)) => log::info!("stacks have one frame: {lost}"),
@@ -324,6 +311,11 @@ impl Vm {
             engine
         };
         self.engine.get_or_init(new).clone()
+    }
+
+    /// Returns the inspection of its processes and structures.
+    pub fn inspection(&self) -> Inspection<'_> {
+        Inspection::new(&self.machine, self.kernel.as_ref(), &self.inspector)
     }
 
     /// Returns the guest as providers see it. `view` is of its running kernel.
@@ -335,7 +327,7 @@ impl Vm {
     ///
     /// # Errors
     /// The reason why its guest cannot be traced now.
-    pub fn trace_device(&self) -> Result<trace::Device, String> {
+    pub fn trace_device(&self) -> Result<trace::Device, RequestError> {
         if let Some(device) = self.devices.trace.get() {
             return Ok(device.clone());
         }
@@ -348,7 +340,7 @@ impl Vm {
     ///
     /// # Errors
     /// As [`trace_device`](Self::trace_device).
-    pub fn ptrace_device(&self) -> Result<ptrace::Device, String> {
+    pub fn ptrace_device(&self) -> Result<ptrace::Device, RequestError> {
         if let Some(device) = self.devices.ptrace.get() {
             return Ok(device.clone());
         }

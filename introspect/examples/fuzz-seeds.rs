@@ -99,7 +99,7 @@ fn of_image(seeds: &Seeds, image: &CoreFile) -> Result<(), Box<dyn Error>> {
     let kernel = LiveKernel::find(memory.view(cpu.address_space()), cpu, 0)?;
     let system = System::new(memory.view(kernel.space), kernel.symbols.clone(), Ok(&btf));
     let cache = PageCacheLayout::new(&btf, &kernel.symbols)?;
-    let look: PausedSystem<'_> = system.look(&memory, kernel.space, image.cpus());
+    let look: PausedSystem<'_> = system.look(&memory, image.cpus());
     let tasks = look.processes()?.items;
     let workers = tasks.iter().find(|task| task.name() == b"workers");
     let task = workers.ok_or("no process of workers")?;

@@ -228,9 +228,12 @@ fn copies_on_the_host_that_are_other_versions_are_told() {
     let (core, types) = (images::core(), images::types());
     let guest = Guest::find(&core, core.cpus(), &types).unwrap();
     let paused = PausedMemory::new(&core);
-    let space = guest.kernel.space;
-    let system = System::new(paused.view(space), guest.kernel.symbols, Ok(&types));
-    let look = system.look(&paused, space, core.cpus());
+    let system = System::new(
+        paused.view(guest.kernel.space),
+        guest.kernel.symbols,
+        Ok(&types),
+    );
+    let look = system.look(&paused, core.cpus());
     let workers = look.process(35).unwrap().unwrap().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let symfs = Symfs::new(folder.path());

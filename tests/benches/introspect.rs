@@ -21,7 +21,6 @@ use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::SavedRegisters;
 use introspect::stack::user::DEFAULT_FRAMES;
 use introspect::system::{PausedSystem, System};
-use introspect::x86_64::AddressSpace;
 use support::insight;
 use support::second_opinion::DEBIAN_VERSIONS;
 use support::shell::COMMAND_LIMIT;
@@ -154,7 +153,6 @@ fn image(version: &str) -> Result<(), Failure> {
 struct Guest<'m> {
     machine: &'m Machine,
     system: System,
-    space: AddressSpace,
 }
 
 impl Guest<'_> {
@@ -169,7 +167,7 @@ impl Guest<'_> {
         let paused = self.machine.pause();
         let cpus = insight::cpus(self.machine, &paused);
         let memory = PausedMemory::new(self.machine.ram());
-        let seen = ask(self.system.look(&memory, self.space, &cpus))?;
+        let seen = ask(self.system.look(&memory, &cpus))?;
         drop(paused);
         Ok((since.elapsed(), seen))
     }
@@ -275,11 +273,7 @@ fn running(host: &Host) -> Result<(), Failure> {
         drop(paused);
         (since.elapsed(), system)
     };
-    let guest = Guest {
-        machine,
-        system,
-        space: view.space,
-    };
+    let guest = Guest { machine, system };
     let (_, count) = guest.look(|look| processes(&look))?;
     let part = Part::new(
         &format!("{count} processes listed: how long the guest stands still"),

@@ -1,7 +1,7 @@
 //! Reads a guest from outside: while it is paused, or from inside a trap.
 
 use introspect::system::{PausedSystem, System};
-use introspect::x86_64::{AddressSpace, CpuState};
+use introspect::x86_64::CpuState;
 use introspect::{PausedMemory, PhysicalMemory};
 use probes::kernel_view::KernelView;
 use probes::provider::Traceable;
@@ -14,8 +14,6 @@ use crate::linux::Linux;
 pub struct Insight {
     /// The readers of the kernel.
     pub system: System,
-    /// Page tables that map the kernel.
-    pub space: AddressSpace,
 }
 
 impl Insight {
@@ -29,10 +27,7 @@ impl Insight {
         let memory = PausedMemory::new(linux.machine.ram());
         let types = view.btf.as_ref().ok_or("no types");
         let system = System::new(memory.view(view.space), view.symbols.clone(), types);
-        Self {
-            system,
-            space: view.space,
-        }
+        Self { system }
     }
 
     /// Reads while the machine is paused.
@@ -58,7 +53,7 @@ impl Insight {
         ask: impl FnOnce(PausedSystem<'_>) -> T,
     ) -> T {
         let memory = PausedMemory::new(memory);
-        ask(self.system.look(&memory, self.space, cpus))
+        ask(self.system.look(&memory, cpus))
     }
 }
 

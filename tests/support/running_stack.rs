@@ -210,7 +210,7 @@ impl<'s> Watched<'s> {
         let linux = &self.shell.linux;
         let traps = linux.machine.traps();
         let arm = |function: &&str| {
-            let site = traps.arm_kernel(self.function(function), self.insight.space);
+            let site = traps.arm_kernel(self.function(function), self.insight.system.space());
             site.unwrap_or_else(|e| panic!("{function}: {e}"))
         };
         let sites: Vec<_> = functions.iter().map(arm).collect();

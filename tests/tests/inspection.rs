@@ -86,7 +86,7 @@ fn what_is_read_from_outside_is_what_the_guest_says() {
     let lost: Vec<_> = insight.system.lost().collect();
     assert!(lost.is_empty(), "{lost:?}");
     let memory = PausedMemory::new(&moment.memory);
-    let look = insight.system.look(&memory, insight.space, &moment.cpus);
+    let look = insight.system.look(&memory, &moment.cpus);
     // The kernel is built without modules.
     let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
     assert!(modules.items.is_empty() && modules.error.is_none());
@@ -144,7 +144,7 @@ fn user_stacks_reach_the_programs_start_through_every_call() {
     let paused = machine.pause();
     let cpus = insight::cpus(machine, &paused);
     let memory = PausedMemory::new(machine.ram());
-    let look = insight.system.look(&memory, insight.space, &cpus);
+    let look = insight.system.look(&memory, &cpus);
     let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
     let workers: Vec<_> = processes
         .items

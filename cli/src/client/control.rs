@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::protocol::control::{Answer, Command, LONGEST_ANSWER, MessageError};
+use crate::protocol::error::RequestError;
 use crate::registry::Running;
 
 /// A request to a machine failed.
@@ -45,12 +46,12 @@ pub enum AskError {
         source: MessageError,
     },
     /// The machine refused the request.
-    #[error("machine {name}: {message}")]
+    #[error("machine {name}: {error}")]
     Refused {
         /// The machine's name.
         name: String,
         /// The reason.
-        message: String,
+        error: RequestError,
     },
     /// The answer does not fit the request.
     #[error("machine {name}: an answer to another question: {answer}")]
@@ -153,10 +154,10 @@ impl Talk<'_> {
                     source,
                 })?;
             match answer {
-                Answer::Error { message } => {
+                Answer::Error(error) => {
                     return Err(AskError::Refused {
                         name: name(),
-                        message,
+                        error,
                     });
                 }
                 progress @ Answer::Saving { .. } => (self.progress)(progress),

@@ -184,7 +184,7 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         form: form(args.format),
     };
     // Faults of the text are reported without a machine.
-    let script = request.parse().map_err(Failure::Shown)?;
+    let script = request.parse().map_err(Failure::refused)?;
     if args.parse_only {
         return Ok(());
     }
@@ -195,7 +195,7 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         .any(|spec| matches!(spec.kind, ProbeKind::Pattern(_)));
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
     if !needs_guest {
-        let Rendered { out, err } = run_alone(&script, &request).map_err(Failure::Shown)?;
+        let Rendered { out, err } = run_alone(&script, &request).map_err(Failure::refused)?;
         return put(&mut kept_output(file.as_mut())?, &out, &err);
     }
     let (lines, _signals) = start(args.which, &Command::Script(request), args.duration)?;
@@ -216,7 +216,7 @@ fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Fai
                 tell(&counts, verbose);
                 return MachineEnd::report(machine.as_ref());
             }
-            Line::Refused { message } => return Err(Failure::Shown(message)),
+            Line::Refused(error) => return Err(Failure::refused(error)),
         }
     }
 }

@@ -201,7 +201,7 @@ fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Fa
                 }
                 return MachineEnd::report(machine.as_ref());
             }
-            Line::Refused { message } => return Err(Failure::new(message)),
+            Line::Refused(error) => return Err(Failure::new(error.message)),
         }
         // Lines that arrive together are written together.
         if !lines.has_more() {

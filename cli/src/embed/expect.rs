@@ -7,6 +7,7 @@ use super::trace::wait_until;
 use crate::expect::Expectation;
 use crate::expect::counting::Armed;
 use crate::expect::report::Verdict;
+use crate::protocol::error::{ErrorKind, RequestError};
 use crate::vm::{GuestError, Vm};
 
 /// Expectations whose hits are counted. Their probes are disabled when it is dropped.
@@ -28,7 +29,7 @@ impl Vm {
         let parsed = expectations.into_iter().map(Expectation::parse);
         let parsed: Arc<[Expectation]> = parsed
             .collect::<Result<_, _>>()
-            .map_err(|error| GuestError::Refused(error.to_string()))?;
+            .map_err(|error| RequestError::new(ErrorKind::Invalid, error))?;
         let view = self.kernel_view()?;
         let engine = self.engine(&view);
         let armed = Armed::start(&self.traceable(&view), &engine, parsed)?;

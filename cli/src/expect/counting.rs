@@ -13,8 +13,8 @@ use probes::provider::Traceable;
 use super::Expectation;
 use super::events::{LastHits, statement};
 use super::report::Verdict;
+use crate::protocol::error::RequestError;
 use crate::protocol::script::ScriptRequest;
-use crate::protocol::trace::Refusal;
 use crate::scripting::{attach, prepare};
 use crate::tracing::{Stop, Stopper, TracePanicked, TraceStartError};
 use crate::vm::Vm;
@@ -52,12 +52,12 @@ impl Armed {
     /// Enables the probes.
     ///
     /// # Errors
-    /// The rendered text: the missing probe, or the fault in a predicate.
+    /// If a probe is missing or cannot be enabled, or a predicate has errors.
     pub fn start(
         guest: &dyn Traceable,
         engine: &Engine,
         expectations: Arc<[Expectation]>,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, RequestError> {
         // Each alone first, so that faults are shown in the user's own text and nothing else.
         for expectation in &*expectations {
             let text = format!("{}\n{{ }}", expectation.rule());

@@ -35,9 +35,7 @@ impl Crash {
         let (kernel_stack, stack_ends) = match registers(end) {
             None => (Vec::new(), None),
             Some(registers) => {
-                let kernel = vm.kernel.as_ref();
-                let found = vm.inspector.kernel_stack(&vm.machine, kernel, registers);
-                match found {
+                match vm.inspection().kernel_stack(registers) {
                     Ok((frames, ends)) => {
                         let shown = frames.iter().take(MOST_FRAMES).map(frame);
                         let more = frames.len() > MOST_FRAMES;
@@ -45,7 +43,10 @@ impl Crash {
                         (shown.collect(), cut.or(ends))
                     }
                     // The place is known all the same.
-                    Err(why) => (vec![symbolize(symbols, registers.regs.rip)], Some(why)),
+                    Err(why) => {
+                        let place = symbolize(symbols, registers.regs.rip);
+                        (vec![place], Some(why.message))
+                    }
                 }
             }
         };

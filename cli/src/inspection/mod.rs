@@ -6,6 +6,7 @@
 
 mod symbols;
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -19,11 +20,12 @@ use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::{Found, Frame as WalkedFrame, Guess, Stack};
 use introspect::system::{NamedArea, PausedSystem, System, Unavailable, UserObjects};
 use introspect::user::symfs::Symfs;
-use introspect::x86_64::{AddressSpace, CpuState};
+use introspect::x86_64::CpuState;
 use vmm::machine::Paused;
 use vmm::{Machine, VcpuRegisters};
 
 use crate::guest_kernel::GuestKernel;
+use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{
     Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, Symbols, ThreadStack,
 };
@@ -41,18 +43,17 @@ const MOST_LOST: usize = 20;
 /// The largest number of processes listed where a name fits several.
 const MOST_CANDIDATES: usize = 10;
 
-/// The reason why a request has no answer, for the user.
-type Refusal = String;
-
-/// The known facts about the guest's kernel.
+/// The running kernel's readers, once they are made.
 #[derive(Default)]
 pub struct Inspector {
-    known: Mutex<Option<Arc<Known>>>,
+    system: Mutex<Option<Arc<System>>>,
 }
 
-struct Known {
-    system: System,
-    space: AddressSpace,
+/// A machine, its kernel's file if that is at hand, and the readers.
+pub struct Inspection<'v> {
+    machine: &'v Machine,
+    kernel: Option<&'v GuestKernel>,
+    inspector: &'v Inspector,
 }
 
 /// A paused guest, and the kernel it runs.
@@ -61,18 +62,26 @@ struct Standing<'m> {
     paused: Paused,
     since: Instant,
     cpus: Vec<CpuState>,
-    known: Arc<Known>,
+    system: Arc<System>,
 }
 
-impl Inspector {
+impl<'v> Inspection<'v> {
+    /// Returns the inspection of a machine that runs `kernel`, if its file is at hand.
+    pub fn new(
+        machine: &'v Machine,
+        kernel: Option<&'v GuestKernel>,
+        inspector: &'v Inspector,
+    ) -> Self {
+        Self {
+            machine,
+            kernel,
+            inspector,
+        }
+    }
+
     /// Returns the processes, or all threads.
-    pub fn ps(
-        &self,
-        machine: &Machine,
-        kernel: Option<&GuestKernel>,
-        threads: bool,
-    ) -> Result<Processes, Refusal> {
-        let standing = self.stop(machine, kernel)?;
+    pub fn ps(&self, threads: bool) -> Result<Processes, RequestError> {
+        let standing = self.pause()?;
         let mut incomplete = Vec::new();
         let processes = standing.look(|look| {
             let tasks = if threads {
@@ -80,7 +89,7 @@ impl Inspector {
             } else {
                 look.processes()
             };
-            let tasks = tasks.map_err(|lost| lost.to_string())?;
+            let tasks = tasks?;
             incomplete.extend(tasks.error.map(|error| error.to_string()));
             let (mut bytes, mut bare) = (0, 0);
             let described = tasks.items.iter().map(|task| {
@@ -96,7 +105,7 @@ impl Inspector {
                     "of the last {bare} only the names are shown: the arguments before them have {bytes} bytes"
                 ));
             }
-            Ok::<_, Refusal>(described)
+            Ok::<_, RequestError>(described)
         })?;
         Ok(Processes {
             processes,
@@ -105,17 +114,12 @@ impl Inspector {
     }
 
     /// Returns the mappings of a process.
-    pub fn maps(
-        &self,
-        machine: &Machine,
-        kernel: Option<&GuestKernel>,
-        name: &ProcessName,
-    ) -> Result<Maps, Refusal> {
-        let standing = self.stop(machine, kernel)?;
+    pub fn maps(&self, name: &ProcessName) -> Result<Maps, RequestError> {
+        let standing = self.pause()?;
         let (task, maps) = standing.look(|look| {
             let task = find(&look, name)?;
-            let maps = look.maps(&task).map_err(|lost| lost.to_string())?;
-            Ok::<_, Refusal>((task, maps))
+            let maps = look.maps(&task)?;
+            Ok::<_, RequestError>((task, maps))
         })?;
         let Some(maps) = maps else {
             return Err(without_memory(&task));
@@ -132,21 +136,19 @@ impl Inspector {
     /// Returns symbols by address or name, of the kernel or of a process.
     pub fn sym(
         &self,
-        machine: &Machine,
-        kernel: Option<&GuestKernel>,
         what: &[String],
         name: Option<&ProcessName>,
         symfs: Option<PathBuf>,
-    ) -> Result<Symbols, Refusal> {
+    ) -> Result<Symbols, RequestError> {
         let Standing {
             paused,
             since,
             cpus,
-            known,
+            system,
             ..
-        } = self.stop(machine, kernel)?;
-        let memory = PausedMemory::new(machine.ram());
-        let look = known.system.look(&memory, known.space, &cpus);
+        } = self.pause()?;
+        let memory = PausedMemory::new(self.machine.ram());
+        let look = system.look(&memory, &cpus);
         let mut incomplete = Vec::new();
         let (mut objects, mut loaded) = (None, None);
         match name {
@@ -186,27 +188,24 @@ impl Inspector {
     /// Returns the stacks of the threads of a process.
     pub fn stack(
         &self,
-        machine: &Machine,
-        kernel: Option<&GuestKernel>,
         name: &ProcessName,
         symfs: Option<PathBuf>,
-    ) -> Result<Stacks, Refusal> {
-        let standing = self.stop(machine, kernel)?;
+    ) -> Result<Stacks, RequestError> {
+        let standing = self.pause()?;
         let mut incomplete = Vec::new();
         let (task, threads) = standing.look(|look| {
             let task = find(&look, name)?;
             let symfs = symfs.map(Symfs::new);
-            let text = |lost: Unavailable| lost.to_string();
             // The kernel's part is available without the program's.
             let objects = look.objects(&task, symfs.as_ref()).unwrap_or_else(|lost| {
-                incomplete.push(text(lost));
+                incomplete.push(lost.to_string());
                 UserObjects::default()
             });
             let modules = look.modules();
             let loaded = modules.as_ref().map_or(&[][..], |found| &found.items);
-            let unwinder = look.kernel_unwinder(loaded).map_err(text)?;
+            let unwinder = look.kernel_unwinder(loaded)?;
             let modules = module_symbols(&look, modules, &mut incomplete);
-            let threads = look.threads_of(&task).map_err(text)?;
+            let threads = look.threads_of(&task)?;
             incomplete.extend(threads.error.map(|error| error.to_string()));
             let mut user = objects.unwinder();
             let (mut stacks, mut bytes) = (Vec::new(), 0);
@@ -244,7 +243,7 @@ impl Inspector {
             }
             incomplete.extend(objects.incomplete.iter().cloned());
             incomplete.extend(lost_symbols(&objects));
-            Ok::<_, Refusal>((task, stacks))
+            Ok::<_, RequestError>((task, stacks))
         })?;
         Ok(Stacks {
             pid: task.pid,
@@ -258,23 +257,17 @@ impl Inspector {
     /// machine may have ended. The second value is the reason for an early end of the stack.
     pub fn kernel_stack(
         &self,
-        machine: &Machine,
-        kernel: Option<&GuestKernel>,
         registers: &VcpuRegisters,
-    ) -> Result<(Vec<Frame>, Option<String>), Refusal> {
+    ) -> Result<(Vec<Frame>, Option<String>), RequestError> {
         // In the kernel SWAPGS is done: it does not matter which base would be swapped in.
         let cpu = registers.cpu_state(0);
-        self.look(machine, kernel, |look| {
+        self.look(|look| {
             let modules = look.modules();
             let loaded = modules.as_ref().map_or(&[][..], |found| &found.items);
-            let unwinder = look
-                .kernel_unwinder(loaded)
-                .map_err(|lost| lost.to_string())?;
+            let unwinder = look.kernel_unwinder(loaded)?;
             // Frames without a name are shown as addresses.
             let modules = module_symbols(&look, modules, &mut Vec::new());
-            let stack = look
-                .stack_on(&cpu, &unwinder)
-                .map_err(|lost| lost.to_string())?;
+            let stack = look.stack_on(&cpu, &unwinder)?;
             let frames = stack.frames.iter();
             let frames = frames.map(|frame| kernel_frame(&look, modules.as_ref(), frame));
             let end = (!stack.end.is_complete()).then(|| stack.end.to_string());
@@ -286,33 +279,25 @@ impl Inspector {
     ///
     /// # Errors
     /// If its kernel cannot be recognised.
-    pub fn look<T>(
-        &self,
-        machine: &Machine,
-        kernel: Option<&GuestKernel>,
-        ask: impl FnOnce(PausedSystem<'_>) -> T,
-    ) -> Result<T, Refusal> {
-        Ok(self.stop(machine, kernel)?.look(ask))
+    pub fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> Result<T, RequestError> {
+        Ok(self.pause()?.look(ask))
     }
 
     /// Pauses the guest.
-    fn stop<'m>(
-        &self,
-        machine: &'m Machine,
-        kernel: Option<&GuestKernel>,
-    ) -> Result<Standing<'m>, Refusal> {
+    fn pause(&self) -> Result<Standing<'v>, RequestError> {
+        let machine = self.machine;
         let since = Instant::now();
         let paused = machine.pause();
         let cpus: Vec<CpuState> = (0..machine.vcpus())
             .filter_map(|vcpu| machine.cpu_state(&paused, vcpu))
             .collect();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = match &*known {
-            Some(known) => known.clone(),
+        let known = &self.inspector.system;
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let system = match &*known {
+            Some(system) => system.clone(),
             None => {
-                let found = Arc::new(know(machine, &paused, &cpus, kernel)?);
-                *known = Some(found.clone());
-                found
+                let found = Arc::new(find_kernel(machine, &paused, &cpus, self.kernel)?);
+                known.insert(found).clone()
             }
         };
         Ok(Standing {
@@ -320,7 +305,7 @@ impl Inspector {
             paused,
             since,
             cpus,
-            known,
+            system,
         })
     }
 }
@@ -328,10 +313,7 @@ impl Inspector {
 impl Standing<'_> {
     fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
         let memory = PausedMemory::new(self.machine.ram());
-        ask(self
-            .known
-            .system
-            .look(&memory, self.known.space, &self.cpus))
+        ask(self.system.look(&memory, &self.cpus))
     }
 
     /// Resumes the guest.
@@ -349,45 +331,48 @@ fn go_on(paused: Paused, since: Instant, incomplete: impl IntoIterator<Item = St
     }
 }
 
-/// Finds the facts about the kernel: from its file if available, else from the guest's memory.
-fn know(
+/// Makes the readers of the running kernel: from its file if available, else from the guest's
+/// memory.
+fn find_kernel(
     machine: &Machine,
     paused: &Paused,
     cpus: &[CpuState],
     kernel: Option<&GuestKernel>,
-) -> Result<Known, Refusal> {
+) -> Result<System, RequestError> {
     let memory = PausedMemory::new(machine.ram());
+    let no_kernel = |why: &dyn Display| RequestError::new(ErrorKind::NoKernel, why);
     if let Some(kernel) = kernel {
-        kernel.symbols().map_err(|error| error.to_string())?;
-        let (symbols, space) = kernel
-            .place(machine, paused)
-            .map_err(|error| error.to_string())?
-            .ok_or("the guest's kernel has not booted far enough to be inspected")?;
-        let system = System::new(memory.view(space), symbols, kernel.types());
-        return Ok(Known { system, space });
+        kernel.symbols().map_err(|error| no_kernel(&error))?;
+        let (symbols, space) = kernel.place(machine, paused)?.ok_or_else(|| {
+            no_kernel(&"the guest's kernel has not booted far enough to be looked into")
+        })?;
+        return Ok(System::new(memory.view(space), symbols, kernel.types()));
     }
-    let cpu = cpus.first().ok_or("the guest has ended")?;
+    let ended = || RequestError::new(ErrorKind::Ended, "the guest has ended");
+    let cpu = cpus.first().ok_or_else(ended)?;
     let lstar = machine.syscall_entry(paused, 0).map_or(0, |entry| entry.0);
-    let live = LiveKernel::find(memory.view(cpu.address_space()), cpu, lstar)
-        .map_err(|error| format!("no kernel is found in the guest's memory: {error}"))?;
-    let space = live.space;
+    let live = LiveKernel::find(memory.view(cpu.address_space()), cpu, lstar).map_err(|error| {
+        no_kernel(&format_args!(
+            "no kernel is found in the guest's memory: {error}"
+        ))
+    })?;
     let types = live.btf.map_err(|error| error.to_string());
     let types = types.as_ref().map_err(String::as_str);
-    let system = System::new(memory.view(space), live.symbols, types);
-    Ok(Known { system, space })
+    Ok(System::new(memory.view(live.space), live.symbols, types))
 }
 
 /// Returns the one process of that name or pid.
-fn find(look: &PausedSystem<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
+fn find(look: &PausedSystem<'_>, name: &ProcessName) -> Result<TaskInfo, RequestError> {
     let comm = match name {
         ProcessName::Pid(pid) => {
-            let found = look.process(*pid).map_err(|lost| lost.to_string())?;
-            let found = found.map_err(|error| format!("no process {pid} found: {error}"))?;
+            let found = look.process(*pid)?;
+            let found =
+                found.map_err(|error| no_one(format!("no process {pid} found: {error}")))?;
             return found.ok_or_else(|| no_process(look, *pid));
         }
         ProcessName::Comm(comm) => comm,
     };
-    let tasks = look.processes().map_err(|lost| lost.to_string())?;
+    let tasks = look.processes()?;
     let fitting: Vec<&TaskInfo> = tasks
         .items
         .iter()
@@ -395,10 +380,12 @@ fn find(look: &PausedSystem<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal
         .collect();
     match (fitting.as_slice(), tasks.error) {
         ([one], _) => Ok(**one),
-        ([], Some(error)) => Err(format!(
+        ([], Some(error)) => Err(no_one(format!(
             "no process is called {comm:?}, as far as they could be read: {error}"
-        )),
-        ([], None) => Err(format!("the guest has no process called {comm:?}; see ps")),
+        ))),
+        ([], None) => Err(no_one(format!(
+            "the guest has no process called {comm:?}; see ps"
+        ))),
         (several, _) => {
             let more = several.len().saturating_sub(MOST_CANDIDATES);
             let mut candidates: Vec<String> = several
@@ -409,25 +396,29 @@ fn find(look: &PausedSystem<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal
             if more > 0 {
                 candidates.push(format!("and {more} more"));
             }
-            Err(format!(
+            Err(no_one(format!(
                 "{} processes are called {comm:?}; name one by its pid: {}",
                 several.len(),
                 candidates.join(", ")
-            ))
+            )))
         }
     }
 }
 
 /// Returns the message that no process has this pid, and names the process whose thread has it.
-fn no_process(look: &PausedSystem<'_>, pid: i32) -> Refusal {
-    match look.thread(pid) {
+fn no_process(look: &PausedSystem<'_>, pid: i32) -> RequestError {
+    no_one(match look.thread(pid) {
         Ok(Ok(Some(thread))) => format!(
             "{pid} ({}) is a thread of process {}: name that one",
             lossy(thread.name()),
             thread.tgid
         ),
         _ => format!("the guest has no process {pid}; see ps"),
-    }
+    })
+}
+
+fn no_one(why: String) -> RequestError {
+    RequestError::new(ErrorKind::NoProcess, why)
 }
 
 /// Returns a candidate's line: `17 (sleep 100)`.
@@ -447,8 +438,8 @@ fn arguments(look: &PausedSystem<'_>, task: &TaskInfo) -> Vec<String> {
 }
 
 /// Returns the reason why a process has no mappings.
-fn without_memory(task: &TaskInfo) -> Refusal {
-    format!(
+fn without_memory(task: &TaskInfo) -> RequestError {
+    no_one(format!(
         "process {} ({}) has no memory of its own: it {}",
         task.pid,
         lossy(task.name()),
@@ -456,7 +447,7 @@ fn without_memory(task: &TaskInfo) -> Refusal {
             true => "is a thread of the kernel",
             false => "has ended",
         }
-    )
+    ))
 }
 
 /// Returns a process; with its program only if `with_program`.

@@ -13,7 +13,8 @@ use introspect::user::demangle::demangle;
 use introspect::user::symbols::{Binding, Function, FunctionKind};
 use introspect::user::symfs::Symfs;
 
-use super::{Refusal, find, lossy, without_memory};
+use super::{find, lossy, without_memory};
+use crate::protocol::error::RequestError;
 use crate::protocol::inspection::{ProcessName, Symbol};
 
 /// Returns the objects of a process, with the symbols in which `what` is looked for.
@@ -22,13 +23,12 @@ pub(super) fn named_objects<'s>(
     name: &ProcessName,
     symfs: Option<PathBuf>,
     what: &[String],
-) -> Result<UserObjects<'s>, Refusal> {
+) -> Result<UserObjects<'s>, RequestError> {
     let task = find(look, name)?;
     if task.user_mm().is_none() {
         return Err(without_memory(&task));
     }
-    let objects = look.objects(&task, symfs.map(Symfs::new).as_ref());
-    let objects = objects.map_err(|lost| lost.to_string())?;
+    let objects = look.objects(&task, symfs.map(Symfs::new).as_ref())?;
     for object in &objects.objects {
         let asked = |word: &String| address(word).is_none_or(|at| object.text.contains(&at));
         if what.iter().any(asked) {
@@ -114,7 +114,7 @@ pub(super) fn unknown_symbol(
     look: &PausedSystem<'_>,
     objects: Option<&UserObjects<'_>>,
     word: &str,
-) -> Refusal {
+) -> String {
     let near: Vec<String> = match objects {
         Some(objects) => objects
             .objects

@@ -2,7 +2,8 @@
 //!
 //! `{"version":2,"command":"snapshot"}` is answered by
 //! `{"version":2,"answer":"saved","bytes":134217728,"paused_us":900}` or
-//! `{"version":2,"answer":"error","message":"..."}`, after lines of progress (`saving`). Both sides
+//! `{"version":2,"answer":"error","kind":"no-match","message":"..."}`, after lines of progress
+//! (`saving`). Both sides
 //! refuse another version by name. The socket's folder keeps other users out, and the server also
 //! checks the client's user.
 //!
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use vmm::machine::VirtioStats;
 use vmm::snapshot::CheckStats;
 
+use crate::protocol::error::RequestError;
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::script::ScriptRequest;
 use crate::protocol::trace::Request;
@@ -123,10 +125,7 @@ pub enum Answer {
     /// The answer to [`Command::Stop`]: the run is about to end.
     Stopping,
     /// The request failed.
-    Error {
-        /// The reason, for the user.
-        message: String,
-    },
+    Error(RequestError),
 }
 
 /// A probe as `list` shows it.
@@ -366,6 +365,7 @@ pub(crate) fn decode<T: for<'a> Deserialize<'a>>(line: &str) -> Result<T, Messag
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::protocol::error::ErrorKind;
 
     #[test]
     fn every_message_survives_its_line() {
@@ -424,9 +424,7 @@ mod tests {
                 paused_us: 7,
             },
             Answer::Stopping,
-            Answer::Error {
-                message: "a\nb".into(),
-            },
+            Answer::Error(RequestError::new(ErrorKind::NoMatch, "a\nb")),
         ];
         for answer in answers {
             assert_eq!(decode::<Answer>(&encode(&answer).unwrap()).unwrap(), answer);

@@ -4,6 +4,7 @@
 
 pub mod control;
 pub mod end;
+pub mod error;
 pub mod event;
 pub mod inspection;
 pub mod ports;

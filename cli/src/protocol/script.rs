@@ -1,6 +1,7 @@
 //! The request for a script, and the lines of the stream that carries its output.
 
 use crate::protocol::end::MachineEnd;
+use crate::protocol::error::RequestError;
 use crate::protocol::trace::LONGEST_LINE;
 use probes::bt::ast::Dialect;
 use probes::bt::compile::Options;
@@ -144,10 +145,7 @@ pub enum Line {
         machine: Option<MachineEnd>,
     },
     /// The script was refused; nothing is traced.
-    Refused {
-        /// The errors, as they are shown to the user.
-        message: String,
-    },
+    Refused(RequestError),
 }
 
 /// Bytes that are text in most cases.

@@ -1,6 +1,7 @@
 //! The request for a trace: its probes, its filters, and the captured values.
 
 use crate::protocol::end::MachineEnd;
+use crate::protocol::error::RequestError;
 use crate::protocol::event::{ClockPair, EventLine};
 use probes::engine::{Capture, Filter, Match, StringArgument};
 use probes::event::{COMM_LENGTH, EventKind, MAX_ARGUMENTS};
@@ -129,9 +130,6 @@ pub fn is_return(probe: &Probe) -> bool {
     probe.kind() == EventKind::Return
 }
 
-/// The reason why nothing is traced, for the user.
-pub type Refusal = String;
-
 /// A traced probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traced {
@@ -229,8 +227,5 @@ pub enum Line {
         machine: Option<MachineEnd>,
     },
     /// The request was refused; nothing is traced.
-    Refused {
-        /// The reason.
-        message: String,
-    },
+    Refused(RequestError),
 }

@@ -21,8 +21,8 @@ use probes::kernel_view::KernelView;
 use probes::probe::Probe;
 use probes::provider::Traceable;
 
+use crate::protocol::error::RequestError;
 use crate::protocol::script::{Form, ScriptRequest};
-use crate::protocol::trace::{MOST_PROBES, Refusal};
 use crate::vm::Vm;
 use names::GuestNames;
 
@@ -47,13 +47,13 @@ impl Job {
     /// second value is the output of BEGIN.
     ///
     /// # Errors
-    /// The rendered text: the script's fault with its place, or the probe that cannot be enabled.
+    /// If the script has errors, or a probe cannot be enabled.
     pub fn start(
         machine: &Arc<Vm>,
         engine: &Engine,
         view: &Arc<KernelView>,
         request: &ScriptRequest,
-    ) -> Result<(Self, Rendered), Refusal> {
+    ) -> Result<(Self, Rendered), RequestError> {
         let ticks_before = engine.stats().joined_ticks;
         let (script, first) = attach(&machine.traceable(view), engine, request)?;
         let mut renderer = Renderer {
@@ -137,42 +137,37 @@ impl Job {
 /// Resolves `request` in this guest without enabling anything.
 ///
 /// # Errors
-/// The rendered text, as for [`Job::start`].
+/// As [`Job::start`].
 pub fn prepare(
     guest: &dyn Traceable,
     tsc_hz: u64,
     request: &ScriptRequest,
-) -> Result<Prepared, Refusal> {
+) -> Result<Prepared, RequestError> {
     let script = request.parse()?;
     let clock = Clock::now(tsc_hz);
     let vcpus = guest.machine().vcpus();
     let options = request.options();
     let prepared = Prepared::new(&script, &options, &guest, &guest, vcpus, clock);
-    let prepared = prepared.map_err(|wrong| request.render(&wrong))?;
-    if prepared.probes().len() > MOST_PROBES {
-        return Err(format!(
-            "{} probes are to be traced, at most {MOST_PROBES} at once; name fewer",
-            prepared.probes().len()
-        ));
-    }
+    let prepared = prepared.map_err(|wrong| request.refuse(&wrong))?;
+    RequestError::limit_probes(prepared.probes().len())?;
     Ok(prepared)
 }
 
 /// Compiles the requested script, enables its probes, and also returns the output of BEGIN.
 ///
 /// # Errors
-/// The rendered text, as for [`Job::start`]. Nothing is left in the guest then.
+/// As [`Job::start`]. Nothing is left in the guest then.
 pub fn attach(
     guest: &dyn Traceable,
     engine: &Engine,
     request: &ScriptRequest,
-) -> Result<(ScriptSession, Vec<Output>), Refusal> {
+) -> Result<(ScriptSession, Vec<Output>), RequestError> {
     let prepared = prepare(guest, engine.tsc_hz(), request)?;
     let mut first = Vec::new();
     let script = prepared.start(engine, &|probe| request.filter(probe), &mut |output| {
         first.push(output)
     });
-    Ok((script.map_err(|error| error.to_string())?, first))
+    Ok((script?, first))
 }
 
 /// A renderer of a script's output as text.
@@ -197,11 +192,11 @@ impl Renderer {
 /// Runs a script that needs no guest: BEGIN and END alone.
 ///
 /// # Errors
-/// The faults, rendered.
-pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<Rendered, Refusal> {
+/// If the script has errors.
+pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<Rendered, RequestError> {
     let clock = Clock::now(1_000_000_000);
     let prepared = Prepared::new(script, &request.options(), &Nobody, &Nobody, 1, clock);
-    let prepared = prepared.map_err(|wrong| request.render(&wrong))?;
+    let prepared = prepared.map_err(|wrong| request.refuse(&wrong))?;
     let mut rendered = Rendered::default();
     prepared.run_alone(&mut |output| {
         render(

@@ -74,8 +74,7 @@ impl GuestNames {
         let words: Vec<String> = addresses.iter().map(|a| format!("{a:#x}")).collect();
         let process = i32::try_from(pid).map(ProcessName::Pid).ok();
         let found = process.and_then(|process| {
-            let (inspector, kernel) = (&machine.inspector, machine.kernel.as_ref());
-            let found = inspector.sym(&machine.machine, kernel, &words, Some(&process), None);
+            let found = machine.inspection().sym(&words, Some(&process), None);
             found
                 .inspect_err(|why| log::debug!("names of process {pid}: {why}"))
                 .ok()

@@ -12,6 +12,7 @@ use probes::provider;
 use crate::protocol::control::{
     Answer, Command, Info, ListedProbe, MemoryCount, SiteCount, Stat, Unknown,
 };
+use crate::protocol::error::{ErrorKind, RequestError};
 use crate::server::{control as server, saving};
 use crate::vm::Vm;
 
@@ -86,15 +87,14 @@ fn stat(vm: &Vm, hash: bool) -> Stat {
     }
 }
 
-fn list(vm: &Vm, pattern: &str) -> Result<Vec<ListedProbe>, String> {
+fn list(vm: &Vm, pattern: &str) -> Result<Vec<ListedProbe>, RequestError> {
     let pattern = match pattern {
         "" => "*:::",
         pattern => pattern,
     };
-    let pattern = ProbePattern::parse(pattern).map_err(|error| error.to_string())?;
+    let pattern = ProbePattern::parse(pattern)?;
     let view = vm.kernel_view()?;
-    let probes = provider::find(&vm.traceable(&view), &pattern);
-    let probes = probes.map_err(|error| error.to_string())?;
+    let probes = provider::find(&vm.traceable(&view), &pattern)?;
     let listed = probes.into_iter().map(|probe| {
         let argument = |a: &probes::probe::Argument| {
             let space = if a.type_name.ends_with('*') { "" } else { " " };
@@ -158,41 +158,28 @@ impl server::Machine for Arc<Vm> {
         match command {
             Command::Info => Answer::Info(info(self)),
             Command::Stat { hash } => Answer::Stat(Box::new(stat(self, hash))),
-            Command::Ps { threads } => {
-                let found = self
-                    .inspector
-                    .ps(&self.machine, self.kernel.as_ref(), threads);
-                answer(found, Answer::Ps)
-            }
-            Command::Maps { process } => {
-                let found = self
-                    .inspector
-                    .maps(&self.machine, self.kernel.as_ref(), &process);
-                answer(found, Answer::Maps)
-            }
+            Command::Ps { threads } => answer(self.inspection().ps(threads), Answer::Ps),
+            Command::Maps { process } => answer(self.inspection().maps(&process), Answer::Maps),
             Command::Sym {
                 what,
                 process,
                 symfs,
             } => {
-                let (machine, kernel) = (&self.machine, self.kernel.as_ref());
-                let found = self
-                    .inspector
-                    .sym(machine, kernel, &what, process.as_ref(), symfs);
+                let found = self.inspection().sym(&what, process.as_ref(), symfs);
                 answer(found, Answer::Sym)
             }
             Command::Stack { process, symfs } => {
-                let (machine, kernel) = (&self.machine, self.kernel.as_ref());
-                let found = self.inspector.stack(machine, kernel, &process, symfs);
+                let found = self.inspection().stack(&process, symfs);
                 answer(found, Answer::Stack)
             }
             Command::List { pattern } => {
                 answer(list(self, &pattern), |probes| Answer::Probes { probes })
             }
             // Answered elsewhere.
-            Command::Trace(_) | Command::Script(_) | Command::Snapshot => Answer::Error {
-                message: "a trace is a stream, and a snapshot needs files".into(),
-            },
+            Command::Trace(_) | Command::Script(_) | Command::Snapshot => {
+                let why = "a trace is a stream, and a snapshot needs files";
+                Answer::Error(RequestError::new(ErrorKind::Invalid, why))
+            }
             Command::Stop => {
                 self.machine.stop();
                 Answer::Stopping
@@ -201,6 +188,6 @@ impl server::Machine for Arc<Vm> {
     }
 }
 
-fn answer<T>(found: Result<T, String>, answer: impl FnOnce(T) -> Answer) -> Answer {
-    found.map_or_else(|message| Answer::Error { message }, answer)
+fn answer<T>(found: Result<T, RequestError>, answer: impl FnOnce(T) -> Answer) -> Answer {
+    found.map_or_else(Answer::Error, answer)
 }

@@ -4,6 +4,7 @@
 //! `stop` and `info` are answered at any time. An idle client delays nobody and is disconnected
 //! after a while. Traces and scripts stream beside all that.
 
+use std::fmt::Display;
 use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -17,6 +18,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::listener::{ListenError, Listener, Rules, check_peer};
 use crate::protocol::control::{Answer, Command, LONGEST_QUESTION, MOST_DESCRIPTORS};
+use crate::protocol::error::{ErrorKind, RequestError};
 
 /// The time that a client has to send its line, and the time it may be idle during an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -122,12 +124,16 @@ impl Write for Client<'_> {
     }
 }
 
+fn error(kind: ErrorKind, reason: impl Display) -> Answer {
+    Answer::Error(RequestError::new(kind, reason))
+}
+
 /// Returns the machine's answer, or an error if it panics.
 fn guarded(answer: impl FnOnce() -> Answer) -> Answer {
     let answer = catch_unwind(AssertUnwindSafe(answer));
-    answer.unwrap_or_else(|_| Answer::Error {
-        message: "a fault in exotrace itself; its own standard error has more. Please report it"
-            .to_owned(),
+    answer.unwrap_or_else(|_| {
+        let why = "a fault in exotrace itself; its own standard error has more. Please report it";
+        error(ErrorKind::Internal, why)
     })
 }
 
@@ -152,21 +158,18 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
                         Command::Snapshot => machine.save(descriptors, stream),
                         command => machine.answer(command),
                     }),
-                    None => Answer::Error {
-                        message: format!(
+                    None => error(
+                        ErrorKind::Busy,
+                        format_args!(
                             "busy with another command for {} s; `exotrace stop` is answered all the same",
                             LONGEST_TURN.as_secs()
                         ),
-                    },
+                    ),
                 },
-                Err(error) => Answer::Error {
-                    message: error.to_string(),
-                },
+                Err(invalid) => error(ErrorKind::Invalid, invalid),
             }
         }
-        Err(error) => Answer::Error {
-            message: error.to_string(),
-        },
+        Err(foreign) => error(ErrorKind::NotPermitted, foreign),
     };
     send(stream, &answer)
 }
@@ -213,9 +216,7 @@ mod tests {
             match command {
                 Command::Stop => Answer::Stopping,
                 Command::Info => panic!("a fault for the test"),
-                other => Answer::Error {
-                    message: format!("{other:?}"),
-                },
+                other => error(ErrorKind::Other, format_args!("{other:?}")),
             }
         }
     }

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm::snapshot::{self, Files, SaveError, Saved, Stage};
 
 use crate::protocol::control::Answer;
+use crate::protocol::error::{ErrorKind, RequestError};
 use crate::server::control::send;
 use crate::vm::Vm;
 
@@ -19,16 +20,25 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// the run ends; the files are then of no use.
 ///
 /// # Errors
-/// The failure, described for the client.
-pub fn save(vm: &Vm, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Result<Saved, String> {
+/// If the run ends, the client disconnects, or the host does not write the files.
+pub fn save(
+    vm: &Vm,
+    descriptors: Vec<OwnedFd>,
+    client: &UnixStream,
+) -> Result<Saved, RequestError> {
     let ended = || vm.machine.wait(Some(Duration::ZERO));
     if let Some(end) = ended() {
-        return Err(format!("cannot be saved any more: {end}"));
+        return Err(RequestError::new(
+            ErrorKind::Ended,
+            format_args!("cannot be saved any more: {end}"),
+        ));
     }
     let count = descriptors.len();
     let [state, memory] = <[OwnedFd; 2]>::try_from(descriptors)
-        .map_err(|_| format!("a snapshot is written to two files: {count} were sent"))?;
-    let files = Files::new(state, memory).map_err(|error| error.to_string())?;
+        .map_err(|_| format!("a snapshot is written to two files: {count} were sent"))
+        .map_err(|why| RequestError::new(ErrorKind::Invalid, why))?;
+    let files = Files::new(state, memory);
+    let files = files.map_err(|error| RequestError::new(ErrorKind::Invalid, error))?;
     let mut last = Instant::now();
     let mut watch = |stage| {
         let (done, total) = match stage {
@@ -55,9 +65,12 @@ pub fn save(vm: &Vm, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Result<S
     let (kvm, info) = (&vm.host.kvm, vm.snapshot_info());
     let saved = snapshot::write(kvm, &vm.machine, &info, files, &mut watch);
     saved.map_err(|error| match (&error, ended()) {
-        (SaveError::BrokenOff, Some(end)) => format!("ended while it was saved: {end}"),
-        (SaveError::BrokenOff, None) => "the client has gone".to_owned(),
-        _ => error.to_string(),
+        (SaveError::BrokenOff, Some(end)) => RequestError::new(
+            ErrorKind::Ended,
+            format_args!("ended while it was saved: {end}"),
+        ),
+        (SaveError::BrokenOff, None) => RequestError::new(ErrorKind::Other, "the client has gone"),
+        _ => RequestError::new(ErrorKind::Host, error),
     })
 }
 

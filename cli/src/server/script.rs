@@ -13,8 +13,8 @@ use std::sync::Arc;
 use probes::engine::{Client, LONGEST_WAIT, Woken};
 
 use crate::protocol::end::MachineEnd;
+use crate::protocol::error::RequestError;
 use crate::protocol::script::{Line, PIECE, ScriptRequest, Text};
-use crate::protocol::trace::Refusal;
 use crate::scripting::{Job, Rendered};
 use crate::server::outbox::Outbox;
 use crate::server::trace::{PATIENCE, write};
@@ -59,8 +59,8 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
     let mut first = Vec::new();
     let (mut job, rendered) = match start(vm, request) {
         Ok(started) => started,
-        Err(message) => {
-            write(&mut first, &Line::Refused { message })?;
+        Err(error) => {
+            write(&mut first, &Line::Refused(error))?;
             // The client may have disconnected, which does not matter here.
             let _ = outbox.put(first);
             return outbox.finish();
@@ -96,7 +96,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
     outbox.finish()
 }
 
-fn start(vm: &Arc<Vm>, request: &ScriptRequest) -> Result<(Job, Rendered), Refusal> {
+fn start(vm: &Arc<Vm>, request: &ScriptRequest) -> Result<(Job, Rendered), RequestError> {
     let view = vm.kernel_view()?;
     let engine = vm.engine(&view);
     Job::start(vm, &engine, &view, request)

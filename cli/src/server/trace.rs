@@ -16,8 +16,8 @@ use serde::Serialize;
 
 use crate::guest_kernel::symbolize;
 use crate::protocol::end::MachineEnd;
+use crate::protocol::error::RequestError;
 use crate::protocol::event::EventLine;
-use crate::protocol::trace::Refusal;
 use crate::protocol::trace::{Line, Request};
 use crate::server::outbox::Outbox;
 use crate::tracing::Tracing;
@@ -36,7 +36,7 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, stream: UnixStream) -> io::Result<
     let started = start(vm, request);
     let (mut tracing, symbols) = match started {
         Ok(started) => started,
-        Err(message) => return send(&mut output, &Line::Refused { message }),
+        Err(error) => return send(&mut output, &Line::Refused(error)),
     };
     let begin = Line::Begin {
         probes: tracing.traced().to_vec(),
@@ -97,7 +97,7 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, stream: UnixStream) -> io::Result<
 fn start(
     vm: &Vm,
     request: &Request,
-) -> Result<(Tracing, introspect::kernel::symbols::Symbols), Refusal> {
+) -> Result<(Tracing, introspect::kernel::symbols::Symbols), RequestError> {
     let view = vm.kernel_view()?;
     let symbols = view.symbols.clone();
     let engine = vm.engine(&view);

@@ -5,7 +5,8 @@
 
 pub mod text;
 
-use crate::protocol::trace::{Counts, MOST_PROBES, Refusal, Traced, process};
+use crate::protocol::error::{ErrorKind, RequestError};
+use crate::protocol::trace::{Counts, Traced, process};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
@@ -50,7 +51,7 @@ impl Tracing {
         guest: &dyn Traceable,
         engine: &Engine,
         request: &Request,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, RequestError> {
         let view = guest.view();
         let mut found: Vec<Probe> = Vec::new();
         // A plain name requires every probe to be armed, a pattern only those that can be.
@@ -58,7 +59,7 @@ impl Tracing {
         let mut known = HashSet::new();
         let mut open = Vec::new();
         for text in &request.probes {
-            let pattern = ProbePattern::parse(text).map_err(|error| error.to_string())?;
+            let pattern = ProbePattern::parse(text)?;
             let matches = match provider::find(guest, &pattern) {
                 Ok(matches) => matches,
                 // Of a file that no process has mapped: it may come.
@@ -66,7 +67,7 @@ impl Tracing {
                     open.push(pattern);
                     continue;
                 }
-                Err(why) => return Err(why.to_string()),
+                Err(why) => return Err(why.into()),
             };
             for probe in matches {
                 if pattern.is_one() {
@@ -78,14 +79,10 @@ impl Tracing {
             }
         }
         if found.is_empty() && open.is_empty() {
-            return Err("no probes to trace were given".into());
+            let why = "no probes to trace were given";
+            return Err(RequestError::new(ErrorKind::Invalid, why));
         }
-        if found.len() > MOST_PROBES {
-            return Err(format!(
-                "{} probes are to be traced, at most {MOST_PROBES} at once; name fewer",
-                found.len()
-            ));
-        }
+        RequestError::limit_probes(found.len())?;
         let captures: Vec<_> = found
             .iter()
             .map(|probe| capture(request, probe, registers(view, probe)))
@@ -106,25 +103,29 @@ impl Tracing {
         let before = engine.stats();
         // The guest runs, and hits the first traps while the last are being armed.
         let began = ClockPair::now();
-        let mut session = engine.session(size).map_err(|error| error.to_string())?;
+        let mut session = engine.session(size)?;
         let (mut probes, mut skipped) = (Vec::new(), Vec::new());
         for (probe, capture) in found.into_iter().zip(captures) {
             match session.enable(&probe, request.filter(process(&probe)), capture) {
                 Ok(_) => probes.push(probe),
-                Err(error) if must.contains(&probe.name) => return Err(error.to_string()),
+                Err(error) if must.contains(&probe.name) => return Err(error.into()),
                 Err(error) => skipped.push(error.to_string()),
             }
         }
         if probes.is_empty() && open.is_empty() {
-            return Err(skipped.swap_remove(0));
+            return Err(RequestError::new(
+                ErrorKind::NotEnabled,
+                skipped.swap_remove(0),
+            ));
         }
         let new_files = match open.is_empty() {
             true => None,
             false => Some(session.new_files().ok_or_else(|| {
-                format!(
+                let why = format_args!(
                     "{}: no process has it mapped, and the kernel does not report new ones",
                     open[0]
-                )
+                );
+                RequestError::new(ErrorKind::NoMatch, why)
             })?),
         };
         // A process may have started in between.

@@ -43,7 +43,7 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     let memory = PausedMemory::new(&guest);
-    let look = SYSTEM.look(&memory, space(), &[]);
+    let look = SYSTEM.look(&memory, &[]);
     ask(look, bytes[0], 0, MOST);
     let _ = look.path_of(Gva(START));
 });

@@ -11,7 +11,7 @@ use hostile::{QUESTIONS, ask, images, types};
 use introspect::core_file::CoreFile;
 use introspect::kernel::live::LiveKernel;
 use introspect::system::System;
-use introspect::x86_64::{AddressSpace, PAGE};
+use introspect::x86_64::PAGE;
 use introspect::{Gpa, PausedMemory, PhysicalMemory, PhysicalReadError};
 use libfuzzer_sys::fuzz_target;
 
@@ -33,12 +33,11 @@ static PAGES: LazyLock<Vec<u64>> = LazyLock::new(|| {
         .collect()
 });
 
-static SYSTEM: LazyLock<(System, AddressSpace)> = LazyLock::new(|| {
+static SYSTEM: LazyLock<System> = LazyLock::new(|| {
     let memory = PausedMemory::new(&*CORE);
     let cpu = &CORE.cpus()[0];
     let kernel = LiveKernel::find(memory.view(cpu.address_space()), cpu, 0).expect("a kernel");
-    let system = System::new(memory.view(kernel.space), kernel.symbols, Ok(types()));
-    (system, kernel.space)
+    System::new(memory.view(kernel.space), kernel.symbols, Ok(types()))
 });
 
 /// The image with other words at these addresses.
@@ -95,11 +94,10 @@ impl PhysicalMemory for Damaged {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let (system, space) = &*SYSTEM;
     let damaged = Damaged::new(bytes);
     let memory = PausedMemory::new(&damaged);
     let choice = bytes.first().copied().unwrap_or(0);
-    let look = system.look(&memory, *space, CORE.cpus());
+    let look = SYSTEM.look(&memory, CORE.cpus());
     ask(
         look,
         choice % QUESTIONS,

@@ -59,6 +59,8 @@ type Part<T> = Result<T, Unavailable>;
 /// A running kernel and the readers of its structures.
 pub struct System {
     symbols: Symbols,
+    /// Page tables that map the kernel.
+    space: AddressSpace,
     current: Part<TaskLayout>,
     tasks: Part<TaskListLayout>,
     processes: Part<ProcessLayout>,
@@ -74,7 +76,7 @@ pub struct System {
 
 impl System {
     /// Makes the readers for a kernel with these symbols, which have its slide, and these types.
-    /// `view` is of an address space that maps the kernel.
+    /// `view` is of an address space that maps the kernel as long as it runs.
     #[must_use]
     pub fn new(view: MemoryView<'_>, symbols: Symbols, types: Result<&Btf, &str>) -> Self {
         let orc = stacks::orc_format(view, types.ok(), &symbols);
@@ -99,6 +101,7 @@ impl System {
                 stacks::kernel_unwinder(view, btf, &symbols, orc)
             }),
             module_orc,
+            space: view.space(),
             symbols,
         }
     }
@@ -107,6 +110,12 @@ impl System {
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
+    }
+
+    /// Returns the page tables that map the kernel.
+    #[must_use]
+    pub fn space(&self) -> AddressSpace {
+        self.space
     }
 
     /// Returns the layout of the kernel's page cache.
@@ -134,17 +143,16 @@ impl System {
         .flatten()
     }
 
-    /// Returns the paused system. `space` maps the kernel; `cpus` are all CPUs, by number.
+    /// Returns the paused system. `cpus` are all CPUs, by number.
     #[must_use]
     pub fn look<'s>(
         &'s self,
         memory: &'s PausedMemory<'s>,
-        space: AddressSpace,
         cpus: &'s [CpuState],
     ) -> PausedSystem<'s> {
         PausedSystem {
             system: self,
-            view: memory.view(space),
+            view: memory.view(self.space),
             cpus,
         }
     }

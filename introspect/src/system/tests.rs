@@ -32,7 +32,7 @@ fn look<T>(
 ) -> T {
     let paused = PausedMemory::new(&kernel.memory);
     let system = System::new(kernel.view(&paused), symbols(), types);
-    with(system.look(&paused, kernel.space, &[]))
+    with(system.look(&paused, &[]))
 }
 
 fn task(mm: Option<u64>, is_kernel_thread: bool) -> TaskInfo {
@@ -300,7 +300,7 @@ fn a_cpu_that_switches_tasks_runs_the_one_whose_stack_it_is_on() {
             ..CpuState::default()
         };
         let cpus = [cpu];
-        let look = system.look(&paused, kernel.space, &cpus);
+        let look = system.look(&paused, &cpus);
         let found = TASKS.map(|address| {
             let task = TaskInfo {
                 address: Gva(address),
@@ -351,7 +351,7 @@ fn a_broken_list_of_modules_is_told_with_their_symbols() {
         kernel.words(HEAD, &[next]);
         let paused = PausedMemory::new(&kernel.memory);
         let system = System::new(kernel.view(&paused), symbols.clone(), Ok(&types));
-        let look = system.look(&paused, kernel.space, &[]);
+        let look = system.look(&paused, &[]);
         let modules = look.modules().unwrap();
         let (loaded, errors) = look.module_symbols(modules).unwrap();
         assert!(loaded.modules().is_empty());

@@ -15,7 +15,7 @@ use introspect::kernel::vma::VmaLayout;
 use introspect::stack::frames::{End, Frame, Stack};
 use introspect::stack::kernel::KernelUnwinder;
 use introspect::system::{PausedSystem, System, UserObjects};
-use introspect::x86_64::{AddressSpace, CpuState};
+use introspect::x86_64::CpuState;
 use introspect::{Gva, PausedMemory, PhysicalMemory};
 
 /// The text of a field that is not read.
@@ -35,7 +35,6 @@ pub struct Guest {
     system: System,
     processes: ProcessLayout,
     areas: VmaLayout,
-    space: AddressSpace,
     cpus: Vec<CpuState>,
 }
 
@@ -65,7 +64,6 @@ impl Guest {
         Ok(Self {
             processes: ProcessLayout::new(types)?,
             areas: VmaLayout::new(types, &kernel.symbols)?,
-            space: kernel.space,
             cpus: cpus.to_vec(),
             system,
             kernel,
@@ -79,7 +77,7 @@ impl Guest {
         memory: &dyn PhysicalMemory,
     ) -> Result<BTreeMap<String, String>, Failure> {
         let paused = PausedMemory::new(memory);
-        let look = self.system.look(&paused, self.space, &self.cpus);
+        let look = self.system.look(&paused, &self.cpus);
         let mut asked = Asked {
             guest: self,
             unwinder: look.kernel_unwinder(&look.modules()?.items)?,

@@ -123,7 +123,7 @@ fn script(args: &args::Run) -> Result<Option<ScriptRequest>, Failure> {
         form: super::script::form(args.format),
         ..ScriptRequest::default()
     };
-    request.parse().map_err(Failure::Shown)?;
+    request.parse().map_err(Failure::refused)?;
     Ok(Some(request))
 }
 
@@ -312,7 +312,7 @@ impl Plan<'_> {
         let engine = vm.engine(view);
         let expectations = expecting.expectations.clone();
         let armed = counting::Armed::start(&vm.traceable(view), &engine, expectations);
-        let armed = armed.map_err(Failure::Shown)?;
+        let armed = armed.map_err(Failure::refused)?;
         super::trace::tell_skipped(armed.skipped());
         Ok(Some(armed))
     }
@@ -367,7 +367,7 @@ impl Plan<'_> {
             (Some(request), _) => {
                 let engine = vm.engine(&armed.view);
                 let started = Job::start(vm, &engine, &armed.view, request);
-                let (job, first) = started.map_err(Failure::Shown)?;
+                let (job, first) = started.map_err(Failure::refused)?;
                 super::trace::tell_skipped(job.skipped());
                 super::script::tell_attached(job.probes().len());
                 let output = self.trace_output(files)?;

@@ -61,10 +61,9 @@ impl Guest for VmGuest {
         let ended = || Refused::new(Errno::Enxio, ENDED);
         let vm = self.vm.upgrade().ok_or_else(ended)?;
         let memory = Unpatched(vm.machine.handle());
-        let kernel = vm.kernel.as_ref();
-        let found = vm.inspector.look(&vm.machine, kernel, |look| {
-            mapped(&look, &memory, pid, address, self.symfs.as_ref())
-        });
+        let found = vm
+            .inspection()
+            .look(|look| mapped(&look, &memory, pid, address, self.symfs.as_ref()));
         found.map_err(unread)?
     }
 }

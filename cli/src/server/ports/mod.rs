@@ -24,13 +24,14 @@ pub use probes::port::stream::LONGEST_COMMAND;
 use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
 use crate::protocol::end::MachineEnd;
+use crate::protocol::error::{ErrorKind, RequestError};
 use crate::vm::Vm;
 
 /// The time allowed for a closed reader to disappear.
 const CLOSING: Duration = Duration::from_millis(200);
 
 /// A function that returns a port, or the reason for its absence.
-pub type Make<P> = Box<dyn Fn() -> Result<Arc<P>, String> + Send + Sync>;
+pub type Make<P> = Box<dyn Fn() -> Result<Arc<P>, RequestError> + Send + Sync>;
 
 /// The makers of the ports. Each is called, by one client at a time, until it has returned a port.
 pub struct Makers {
@@ -329,11 +330,14 @@ impl Drop for Reader {
 }
 
 /// Returns a maker that calls `make` on the VM for as long as it exists.
-fn maker<P: ?Sized + 'static>(vm: &Weak<Vm>, make: fn(&Vm) -> Result<Arc<P>, String>) -> Make<P> {
+fn maker<P: ?Sized + 'static>(
+    vm: &Weak<Vm>,
+    make: fn(&Vm) -> Result<Arc<P>, RequestError>,
+) -> Make<P> {
     let vm = vm.clone();
     Box::new(move || match vm.upgrade() {
         Some(vm) => make(&vm),
-        None => Err("the machine has ended".to_owned()),
+        None => Err(RequestError::new(ErrorKind::Ended, "the machine has ended")),
     })
 }
 
@@ -398,7 +402,7 @@ mod tests {
         let (given, count) = (toy.clone(), asked.clone());
         let mut makers = toy.makers();
         makers.tracectl = Box::new(move || match count.fetch_add(1, Ordering::SeqCst) {
-            0 => Err("no kernel yet".to_owned()),
+            0 => Err(RequestError::new(ErrorKind::NoKernel, "no kernel yet")),
             _ => Ok(given.tracectl.clone()),
         });
         let ports = Ports::new(makers, toy::guest());
