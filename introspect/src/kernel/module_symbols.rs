@@ -53,7 +53,7 @@ pub enum ModuleSymbolsError {
     },
     /// The number of symbols is absurd.
     #[error(
-        "invalid symbol table of module {module}: found {found} symbols, more than {MAX_SYMBOLS} or than all modules \
+        "module {module}: invalid symbol table: found {found} symbols, more than {MAX_SYMBOLS} or than all modules \
          may have"
     )]
     TooMany {
@@ -339,7 +339,11 @@ mod tests {
     #[test]
     fn tables_that_cannot_be_are_refused_by_name() {
         for (address, value, expected) in [
-            (TABLES + 8, 0x40_0000, "module kvm: found 4194304 symbols"),
+            (
+                TABLES + 8,
+                0x40_0000,
+                "module kvm: invalid symbol table: found 4194304",
+            ),
             (TABLES, 0x40_0000, "module kvm: module symbol table: its"),
             (TABLES + 24, 0, "module kvm: module symbol kinds: its"),
             (TABLES + 16, 0, "module kvm: module symbol names: its"),

@@ -175,7 +175,7 @@ fn arguments_are_found_by_their_names() {
     }
     let missing = aliases.missing.join("\n");
     for sentence in [
-        "uvm:pool_put: the kernel's types do not tell of an argument s of tracepoint kmem:kmem_cache_free",
+        "uvm:pool_put: the kernel's types do not describe an argument s of tracepoint kmem:kmem_cache_free",
         "uvm:pool_get: the kernel has no tracepoint kmem:kmem_cache_alloc",
         "uvm:fault: the kernel has no function handle_mm_fault",
         "vfs:cleaner: Linux has a page cache",
