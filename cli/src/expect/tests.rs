@@ -233,9 +233,8 @@ fn junit_reports_are_as_in_their_files() {
         (crashed(), include_str!("tests/panic.xml")),
         (uncounted, include_str!("tests/uncounted.xml")),
     ] {
-        let xml = super::report::junit(&report);
+        let xml = super::report::junit(&report).unwrap();
         assert_eq!(xml, expected, "\n{xml}");
-        assert_eq!(well_formed(&xml), Ok(()), "\n{xml}");
     }
 }
 
@@ -261,41 +260,5 @@ fn a_failure_is_told_in_a_sentence() {
         ),
     ] {
         assert_eq!(report.failure().as_deref(), expected);
-    }
-}
-
-/// Checks whether a text is XML as far as tags and entities go: enough to find a quotation mark or
-/// an angle bracket that was not escaped.
-fn well_formed(xml: &str) -> Result<(), String> {
-    let mut open: Vec<&str> = Vec::new();
-    let mut rest = xml;
-    while let Some(at) = rest.find('<') {
-        let text = &rest[..at];
-        let entities = text.matches('&').count();
-        let known = ["&amp;", "&lt;", "&gt;", "&quot;", "&#"];
-        let named: usize = known.iter().map(|name| text.matches(name).count()).sum();
-        if text.contains('>') || entities != named {
-            return Err(format!("markup in text: {text:?}"));
-        }
-        let end = rest[at..].find('>').ok_or("a tag without an end")? + at;
-        let tag = &rest[at + 1..end];
-        if !tag.matches('"').count().is_multiple_of(2) || tag.contains('<') {
-            return Err(format!("a quotation mark too few: {tag:?}"));
-        }
-        let name = tag.trim_start_matches('/').split([' ', '/']).next();
-        match (tag.chars().next(), tag.ends_with('/'), name) {
-            (Some('?'), ..) | (_, true, _) => {}
-            (Some('/'), _, name) if open.pop() != name => {
-                return Err(format!("{tag} closes another"));
-            }
-            (Some('/'), ..) => {}
-            (_, _, Some(name)) => open.push(name),
-            _ => return Err(format!("{tag:?} has no name")),
-        }
-        rest = &rest[end + 1..];
-    }
-    match open.is_empty() {
-        true => Ok(()),
-        false => Err(format!("not closed: {open:?}")),
     }
 }

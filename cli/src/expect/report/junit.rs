@@ -1,10 +1,13 @@
 //! The report as JUnit's XML, as CI systems read it: a test case for each expectation and one for
 //! the guest's health.
 
+use std::io;
+
 use probes::bt::ast::Dialect;
 use probes::bt::time::{TimeFormat, Zone};
+use quick_xml::events::{BytesDecl, BytesText, Event};
+use quick_xml::writer::Writer;
 
-use super::xml::{attribute, escape};
 use super::{EndKind, Report, Verdict};
 
 /// A test case.
@@ -16,8 +19,11 @@ struct Case {
     outcome: Option<(&'static str, &'static str, String, String)>,
 }
 
-/// Returns the document.
-pub fn render(report: &Report) -> String {
+/// Returns the document. U+FFFD stands for a character that XML cannot hold.
+///
+/// # Errors
+/// Never: memory takes every write.
+pub fn render(report: &Report) -> io::Result<String> {
     let mut cases: Vec<Case> = report
         .expectations
         .iter()
@@ -35,49 +41,69 @@ pub fn render(report: &Report) -> String {
         let of_kind = |case: &&Case| case.outcome.as_ref().is_some_and(|(k, ..)| *k == kind);
         cases.iter().filter(of_kind).count().to_string()
     };
+    let name = format!("exotrace run {}", report.machine);
     let seconds = format!("{:.3}", report.seconds);
-    let mut totals = String::new();
-    attribute(&mut totals, "tests", &cases.len().to_string());
-    attribute(&mut totals, "failures", &count("failure"));
-    attribute(&mut totals, "errors", &count("error"));
-    attribute(&mut totals, "time", &seconds);
+    let (tests, failures, errors) = (cases.len().to_string(), count("failure"), count("error"));
+    let totals = [
+        ("tests", &*tests),
+        ("failures", &*failures),
+        ("errors", &*errors),
+        ("time", &*seconds),
+    ];
+    let time = timestamp(report.began_unix_ns);
 
-    let mut xml = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n".to_owned();
-    xml += &format!("<testsuites name=\"exotrace\"{totals}>\n  <testsuite");
-    attribute(
-        &mut xml,
-        "name",
-        &format!("exotrace run {}", report.machine),
-    );
-    xml += &totals;
-    xml += " skipped=\"0\"";
-    if let Some(time) = timestamp(report.began_unix_ns) {
-        attribute(&mut xml, "timestamp", &time);
-    }
-    xml += ">\n";
-    for case in &cases {
-        put(&mut xml, case, &seconds);
-    }
-    if !report.console.is_empty() {
-        let console = escape(&report.console.join("\n"));
-        xml += &format!("    <system-out>{console}\n</system-out>\n");
-    }
-    xml + "  </testsuite>\n</testsuites>\n"
+    let mut xml = Writer::new_with_indent(Vec::new(), b' ', 2);
+    xml.write_event(Event::Decl(BytesDecl::new("1.0", Some("UTF-8"), None)))?;
+    let suites = xml
+        .create_element("testsuites")
+        .with_attribute(("name", "exotrace"))
+        .with_attributes(totals);
+    suites.write_inner_content(|xml| {
+        let suite = xml
+            .create_element("testsuite")
+            .with_attribute(("name", &*name))
+            .with_attributes(totals)
+            .with_attribute(("skipped", "0"))
+            .with_attributes(time.as_deref().map(|time| ("timestamp", time)));
+        suite.write_inner_content(|xml| {
+            for case in &cases {
+                put(xml, case, &seconds)?;
+            }
+            if !report.console.is_empty() {
+                let console = report.console.join("\n") + "\n";
+                let output = xml.create_element("system-out");
+                output.write_text_content(BytesText::new(&console))?;
+            }
+            Ok(())
+        })?;
+        Ok(())
+    })?;
+    let text = xml.into_inner();
+    let text = String::from_utf8_lossy(&text).replace(|c| !is_allowed(c), "\u{fffd}");
+    Ok(text + "\n")
 }
 
-fn put(xml: &mut String, case: &Case, seconds: &str) {
-    *xml += "    <testcase";
-    attribute(xml, "classname", case.class);
-    attribute(xml, "name", &case.name);
-    attribute(xml, "time", seconds);
-    let Some((element, kind, message, more)) = &case.outcome else {
-        *xml += "/>\n";
-        return;
+fn put(xml: &mut Writer<Vec<u8>>, case: &Case, seconds: &str) -> io::Result<()> {
+    let element = xml.create_element("testcase").with_attributes([
+        ("classname", case.class),
+        ("name", &case.name),
+        ("time", seconds),
+    ]);
+    let Some((outcome, kind, message, more)) = &case.outcome else {
+        return element.write_empty().map(drop);
     };
-    *xml += &format!(">\n      <{element}");
-    attribute(xml, "type", kind);
-    attribute(xml, "message", message);
-    *xml += &format!(">{}</{element}>\n    </testcase>\n", escape(more));
+    let outcome = |xml: &mut Writer<Vec<u8>>| {
+        xml.create_element(*outcome)
+            .with_attributes([("type", *kind), ("message", message)])
+            .write_text_content(BytesText::new(more))
+            .map(drop)
+    };
+    element.write_inner_content(outcome).map(drop)
+}
+
+/// Checks for the characters of XML 1.0, section 2.2.
+fn is_allowed(c: char) -> bool {
+    matches!(c, '\t' | '\n' | '\r' | '\u{20}'..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
 }
 
 fn of_expectation(judged: &Verdict, report: &Report) -> Case {

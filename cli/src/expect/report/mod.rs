@@ -2,7 +2,6 @@
 
 mod json;
 mod junit;
-mod xml;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -236,7 +235,7 @@ impl Files {
 
 fn write(mut file: OutputFile, path: &Path, form: Form, report: &Report) -> Result<(), Failure> {
     let text = match form {
-        Form::JUnit => junit::render(report),
+        Form::JUnit => junit::render(report)?,
         Form::Json => json::render(report)?,
     };
     let failed = |error| {

@@ -333,7 +333,7 @@ fn is_well_formed(xml: &str) -> Result<(), String> {
         }
         for after in text.split('&').skip(1) {
             let entity = after.split(';').next().unwrap_or("");
-            if !["amp", "lt", "gt", "quot"].contains(&entity) {
+            if !["amp", "apos", "lt", "gt", "quot"].contains(&entity) {
                 return Err(format!("&{entity}"));
             }
         }

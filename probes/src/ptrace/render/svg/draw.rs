@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use quick_xml::escape::escape;
+
 use super::super::tasks::shown;
 use super::super::trap::{Trap, system_call};
 use super::{Mark, Row, Slice, State, Svg};
@@ -217,19 +219,8 @@ impl std::fmt::Display for Duration {
 
 /// Returns text for XML 1.0, which cannot represent most control characters.
 fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-            control if control.is_control() => out.push('\u{fffd}'),
-            other => out.push(other),
-        }
-    }
-    out
+    let unfit = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
+    escape(text.replace(unfit, "\u{fffd}")).into_owned()
 }
 
 #[cfg(test)]
