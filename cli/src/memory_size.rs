@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use parse_size::{Config, Error};
+
 /// The text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// The text is not a number with a known suffix.
-    #[error("invalid size {text:?}: expected a whole number with K, M or G, such as 256M")]
+    #[error("invalid size {text:?}: expected a number with K, M or G, such as 256M")]
     NotASize {
         /// The given text.
         text: String,
@@ -29,40 +31,21 @@ pub enum SizeError {
 /// 64 KiB.
 const FORGOTTEN_SUFFIX: u64 = 64 << 10;
 
-/// Parses a size such as `256M`, `1G`, `65536K` or `268435456` and returns it in bytes. Suffixes
+/// Parses a size such as `256M`, `1.5G`, `65536K` or `268435456` and returns it in bytes. Suffixes
 /// are powers of 1024, in either case, with or without `iB` or `B` after them.
 ///
 /// # Errors
 /// If the text is not a size, or it exceeds 64 bits.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     let own = || text.to_string();
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, suffix) = text.split_at(digits);
-    if number.is_empty() {
-        return Err(SizeError::NotASize { text: own() });
-    }
-    let number: u64 = number
-        .parse()
-        .map_err(|_| SizeError::TooLarge { text: own() })?;
-    let suffix = suffix.to_ascii_lowercase();
-    let unit = suffix
-        .strip_suffix("ib")
-        .or(suffix.strip_suffix('b'))
-        .unwrap_or(&suffix);
-    let shift = match unit {
-        "" if number > 0 && number < FORGOTTEN_SUFFIX && suffix.is_empty() => {
-            return Err(SizeError::NoSuffix { text: own() });
+    match Config::new().with_binary().parse_size(text) {
+        Ok(1..FORGOTTEN_SUFFIX) if text.ends_with(|c: char| c.is_ascii_digit()) => {
+            Err(SizeError::NoSuffix { text: own() })
         }
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return Err(SizeError::NotASize { text: own() }),
-    };
-    number
-        .checked_mul(1 << shift)
-        .ok_or(SizeError::TooLarge { text: own() })
+        Ok(size) => Ok(size),
+        Err(Error::PosOverflow) => Err(SizeError::TooLarge { text: own() }),
+        Err(_) => Err(SizeError::NotASize { text: own() }),
+    }
 }
 
 /// A size shown in the largest unit that makes a whole number: `256 MiB`.
@@ -91,7 +74,9 @@ mod tests {
             ("256m", 256 << 20),
             ("256MiB", 256 << 20),
             ("256MB", 256 << 20),
+            ("256 M", 256 << 20),
             ("1G", 1 << 30),
+            ("1.5G", 1536 << 20),
             ("65536K", 64 << 20),
             ("1T", 1 << 40),
             ("268435456", 256 << 20),
@@ -107,10 +92,9 @@ mod tests {
             ("", "invalid size"),
             ("M", "invalid size"),
             ("-1M", "invalid size"),
-            ("1.5G", "invalid size"),
             ("256X", "invalid size"),
-            ("256 M", "invalid size"),
             ("128", "did you mean 128M?"),
+            ("1.5", "did you mean 1.5M?"),
             ("99999999999999999999", "512G"),
             ("18446744073709551615G", "512G"),
         ] {
