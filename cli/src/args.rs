@@ -46,8 +46,10 @@ pub enum Command {
     Doctor(Doctor),
     /// Boot or restore a machine, and trace it
     Run(Box<Run>),
+    #[cfg(feature = "guests")]
     /// Boot a guest, trace its file system and explain the output
     Demo(Demo),
+    #[cfg(feature = "guests")]
     /// Build or fetch a guest's kernel and initramfs into a folder
     Guest(Guest),
     /// Save a running machine to a folder
@@ -108,6 +110,7 @@ pub struct Doctor {
     pub calls: bool,
 }
 
+#[cfg(feature = "guests")]
 /// Options of `demo`.
 #[derive(Debug, Args)]
 pub struct Demo {
@@ -119,6 +122,7 @@ pub struct Demo {
     pub rebuild: bool,
 }
 
+#[cfg(feature = "guests")]
 /// Options of `guest`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -141,6 +145,7 @@ pub struct Guest {
     pub suite: Option<String>,
 }
 
+#[cfg(feature = "guests")]
 /// The available guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GuestKind {

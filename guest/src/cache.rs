@@ -52,6 +52,7 @@ pub fn short(hash: Sha256) -> String {
     bytes.iter().take(6).map(|b| format!("{b:02x}")).collect()
 }
 
+#[cfg(feature = "build")]
 /// Returns [`short`] of sources, by name and text, and of the flags of their compiler.
 pub(crate) fn made_from<'a>(
     sources: impl IntoIterator<Item = &'a (&'a str, &'a str)>,

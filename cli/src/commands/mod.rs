@@ -1,9 +1,11 @@
 //! The commands, one file each.
 
 mod ctl;
+#[cfg(feature = "guests")]
 mod demo;
 mod doctor;
 mod generate;
+#[cfg(feature = "guests")]
 mod guest_files;
 mod inspect;
 mod mount;
@@ -26,7 +28,9 @@ pub fn execute(command: Command) -> Result<(), Failure> {
     match command {
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Run(args) => run::run(*args),
+        #[cfg(feature = "guests")]
         Command::Demo(args) => demo::demo(&args),
+        #[cfg(feature = "guests")]
         Command::Guest(args) => guest_files::guest_files(&args),
         Command::Snapshot(args) => remote::snapshot(args),
         Command::Stop(which) => remote::stop(which),

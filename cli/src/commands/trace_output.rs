@@ -29,7 +29,8 @@ use crate::vm::Vm;
 pub struct Summary {
     /// The counts of all probes together.
     pub counts: Counts,
-    /// The traced probes with their counts.
+    /// The traced probes with their counts, for the demo.
+    #[cfg_attr(not(feature = "guests"), expect(dead_code))]
     pub probes: Vec<(Traced, ProbeStats)>,
     /// The result of writing the output.
     pub written: io::Result<()>,

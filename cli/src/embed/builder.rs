@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use introspect::regular_file;
+use vmm::Machine;
 use vmm::machine::{self, DiskConfig, MachineConfig, MachineError, SerialOutput, VirtioConfig};
-use vmm::snapshot::{self, RestoreError, RestoredDisks};
+use vmm::snapshot::{self, Checks, PageMap, RestoreError, RestoredDisks, SavedMemory};
 
+use crate::confinement::{Confinement, Kind};
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::host::{Host, HostError};
 use crate::registry::{NameError, VmName};
@@ -206,8 +208,15 @@ impl VmBuilder {
                 // Without the file, kernel and types are found in guest memory.
                 let kernel = restored.kernel.as_ref();
                 let kernel = kernel.and_then(|saved| GuestKernel::of_snapshot(saved, None).ok());
+                let confinement = Confinement::none();
+                let checks = check_in_use(
+                    restored.memory,
+                    &restored.machine,
+                    PageMap::open(),
+                    &confinement,
+                );
                 let mut vm = Vm::new(host, name, restored.machine, kernel, console);
-                vm.command_line = restored.command_line;
+                (vm.command_line, vm.checks) = (restored.command_line, checks);
                 vm
             }
         };
@@ -226,4 +235,19 @@ pub fn read_initramfs(path: &Path) -> Result<Vec<u8>, StartError> {
         path: path.to_path_buf(),
         source,
     })
+}
+
+/// Checks a restored machine's memory as it comes into use, on a thread in `confinement`. If that
+/// is impossible, the machine runs all the same.
+pub fn check_in_use(
+    memory: SavedMemory,
+    machine: &Machine,
+    pages: io::Result<PageMap>,
+    confinement: &Confinement,
+) -> Option<Checks> {
+    let confinement = confinement.clone();
+    let begin = move || confinement.enter(Kind::Verify).map_err(io::Error::other);
+    let checks = pages.and_then(|pages| memory.watch(machine.ram(), pages, begin));
+    let warned = |error: &io::Error| log::warn!("the snapshot's memory is not checked: {error}");
+    checks.inspect_err(warned).ok()
 }

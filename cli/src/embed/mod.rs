@@ -8,8 +8,8 @@ mod expect;
 mod script;
 mod trace;
 
-pub(crate) use builder::read_initramfs;
 pub use builder::{StartError, VmBuilder};
+pub(crate) use builder::{check_in_use, read_initramfs};
 pub use expect::Expecting;
 pub use script::Script;
 pub use trace::{Trace, TraceEvent};

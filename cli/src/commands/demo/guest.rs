@@ -18,8 +18,8 @@ use vmm::machine::MachineConfig;
 use vmm::snapshot::{self, FORMAT_VERSION, PageMap, RestoredDisks};
 
 use super::serial::Serial;
-use crate::commands::run::setup::check_in_use;
 use crate::confinement::Confinement;
+use crate::embed::check_in_use;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::registry::VmName;

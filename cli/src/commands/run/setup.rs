@@ -4,16 +4,15 @@ use std::io;
 use std::time::Instant;
 
 use probes::name::ProbePattern;
-use vmm::Machine;
 use vmm::boot::KernelFile;
 use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
-use vmm::snapshot::{Checks, KernelReference, PageMap, RestoredDisks, SavedMemory};
+use vmm::snapshot::{KernelReference, PageMap, RestoredDisks};
 
 use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
-use crate::confinement::{Confinement, Kind};
+use crate::confinement::Confinement;
 use crate::disk::Disk;
-use crate::embed::read_initramfs;
+use crate::embed::{check_in_use, read_initramfs};
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::memory_size::HumanSize;
@@ -154,21 +153,6 @@ fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
         disks: args.disks.iter().map(disk).collect(),
         rng: args.rng.map_or(announced, |rng| rng == Switch::On),
     }
-}
-
-/// Checks a restored machine's memory as it comes into use, on a thread in `confinement`. If that
-/// is impossible, the machine runs all the same.
-pub fn check_in_use(
-    memory: SavedMemory,
-    machine: &Machine,
-    pages: io::Result<PageMap>,
-    confinement: &Confinement,
-) -> Option<Checks> {
-    let confinement = confinement.clone();
-    let begin = move || confinement.enter(Kind::Verify).map_err(io::Error::other);
-    let checks = pages.and_then(|pages| memory.watch(machine.ram(), pages, begin));
-    let warned = |error: &io::Error| log::warn!("the snapshot's memory is not checked: {error}");
-    checks.inspect_err(warned).ok()
 }
 
 /// Returns the kernel of a snapshot. Without its file the machine runs all the same, and is known
