@@ -358,7 +358,7 @@ mod tests {
         let opened = OutputFile::open(path).unwrap();
         let made = Sink::to_file(path, opened, rotation, Stop::default(), bracketed());
         match made.err().unwrap() {
-            Failure::Usage(why) => assert!(why.contains("no file"), "{why}"),
+            Failure::Usage(why) => assert!(why.contains("regular file"), "{why}"),
             other => panic!("{other:?}"),
         }
     }
