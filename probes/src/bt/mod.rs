@@ -38,6 +38,7 @@ pub mod session;
 mod snapshots;
 pub mod time;
 pub mod value;
+mod value_text;
 mod walk;
 
 pub use context::Clock;

@@ -19,6 +19,7 @@ mod tests;
 
 use super::ast::Dialect;
 use super::value::{Names, Value};
+pub use super::value_text::BufferStyle;
 pub use parse::FormatError;
 use renderer::Renderer;
 
@@ -103,17 +104,6 @@ pub enum ConversionKind {
         /// Whether the letter is a capital.
         upper: bool,
     },
-}
-
-/// The styles of bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BufferStyle {
-    /// `r`: printable ASCII as it is, other bytes as `\x0a`.
-    Printable,
-    /// `rx`: all bytes as `\x0a`.
-    Escaped,
-    /// `rh`: all bytes as `0a`, with blanks between.
-    Spaced,
 }
 
 /// The styles of floating point numbers.
@@ -221,24 +211,4 @@ impl ConversionKind {
             Self::Buffer(_) => Takes::Buffer,
         }
     }
-}
-
-/// Renders bytes in one of the styles.
-pub(super) fn shown_bytes(bytes: &[u8], style: BufferStyle) -> Vec<u8> {
-    let mut out = Vec::with_capacity(bytes.len());
-    for &byte in bytes {
-        match style {
-            BufferStyle::Printable if (b' '..=b'~').contains(&byte) => out.push(byte),
-            BufferStyle::Printable | BufferStyle::Escaped => {
-                out.extend_from_slice(format!("\\x{byte:02x}").as_bytes());
-            }
-            BufferStyle::Spaced => {
-                if !out.is_empty() {
-                    out.push(b' ');
-                }
-                out.extend_from_slice(format!("{byte:02x}").as_bytes());
-            }
-        }
-    }
-    out
 }

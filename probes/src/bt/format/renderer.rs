@@ -1,10 +1,10 @@
 //! Renders one use of a format with the values that it takes.
 
 use super::integer::{Padding, write_integer, write_padded};
-use super::{Columns, Conversion, ConversionKind, MOST_COLUMNS, float, shown_bytes, strict};
+use super::{Columns, Conversion, ConversionKind, MOST_COLUMNS, float, strict};
 use crate::bt::ast::Dialect;
-use crate::bt::render::text::write_value;
 use crate::bt::value::{Names, Value};
+use crate::bt::value_text::{shown_bytes, write_value};
 
 /// Whether output goes on.
 pub(super) enum Progress {

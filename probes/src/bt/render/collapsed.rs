@@ -8,10 +8,10 @@
 
 use std::collections::BTreeMap;
 
-use super::text::{split_offset, write_value};
 use crate::bt::ast::Dialect;
 use crate::bt::maps::{MapSnapshot, Reading};
 use crate::bt::value::{Names, Value};
+use crate::bt::value_text::{split_offset, write_value};
 
 /// Renders the lines of a map; entries without a number above 0 have none. The number of a
 /// histogram or of `stats` is the number of its values.

@@ -8,11 +8,12 @@
 
 use super::Output;
 use super::map::{Shown, quotient, shown};
-use super::text::{render as text, write_value};
+use super::text::render as text;
 use crate::bt::ast::Dialect;
 use crate::bt::histogram::{Buckets, Histogram};
 use crate::bt::maps::{MapSnapshot, Reading};
 use crate::bt::value::{Names, Value};
+use crate::bt::value_text::write_value;
 use crate::json::string;
 
 /// Renders the line, with its newline.

@@ -8,6 +8,7 @@ use crate::bt::histogram::{Buckets, Histogram};
 use crate::bt::maps::{Key, MapDeclaration, MapKind, Maps, Reading};
 use crate::bt::time::Zone;
 use crate::bt::value::Names;
+use crate::bt::value_text::write_value;
 
 /// Names of a made-up system: kernel symbols at 0x1000 and 0x2000 (0x800 bytes each), programs with
 /// a function each 0x100 bytes.
@@ -149,7 +150,7 @@ fn strict_stacks_are_cut_as_in_bt() {
     let line_of = |frames: &[u64]| {
         let stack = Value::KernelStack(frames.into());
         let mut out = Vec::new();
-        text::write_value(&mut out, &stack, Dialect::Strict, &Fixed);
+        write_value(&mut out, &stack, Dialect::Strict, &Fixed);
         String::from_utf8(out).unwrap()
     };
     // "\nk1000" has 6 bytes: 681 of them are 4086, and leave 10 with the NUL.
