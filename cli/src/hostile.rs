@@ -124,8 +124,11 @@ pub fn events(records: &[u8], ptrace: bool, format: u8, hz: u64) -> Option<Vec<u
     let formats = StreamFormat::value_variants();
     let format = *formats.get(usize::from(format) % formats.len().max(1))?;
     let (port, size) = match ptrace {
-        true => (EventName::Ptrace, probes::ptrace::record::RECORD_BYTES),
-        false => (EventName::Trace, probes::trace_line::LINE_BYTES),
+        true => (
+            EventName::Ptrace,
+            trace_devices::ptrace::record::RECORD_BYTES,
+        ),
+        false => (EventName::Trace, trace_devices::trace_line::LINE_BYTES),
     };
     let clock = Clock {
         tsc: 1 << 20,

@@ -6,12 +6,12 @@
 //! script or a folder precedes one of the same name that came earlier.
 
 use crate::protocol::script::ScriptRequest;
-use probes::bt::diagnostic::Diagnostic;
+use bt::diagnostic::Diagnostic;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use probes::bt::ast::{Dialect, Script};
-use probes::bt::parse;
+use bt::ast::{Dialect, Script};
+use bt::parse;
 
 use crate::protocol::error::{ErrorKind, RequestError};
 
@@ -73,7 +73,7 @@ pub fn read(folder: &Path) -> Result<Vec<(String, String)>, LibraryError> {
 /// # Errors
 /// If one of the texts has errors.
 pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(), RequestError> {
-    let own = probes::bt::library::TEXTS.iter().map(|(n, t)| (*n, *t));
+    let own = bt::library::TEXTS.iter().map(|(n, t)| (*n, *t));
     let given = texts
         .iter()
         .map(|(name, text)| (name.as_str(), text.as_str()));

@@ -12,7 +12,7 @@ use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
 use probes::provider::Traceable;
 use probes::text_hash::TextHash;
-use probes::{ptrace, trace};
+use trace_devices::{ptrace, trace};
 use vmm::machine::Handle;
 use vmm::snapshot::{self, Checks, SaveError, Saved, SnapshotInfo};
 use vmm::{Machine, RunEnd};

@@ -52,6 +52,15 @@ pub struct KernelView {
     pub missing: Option<String>,
 }
 
+/// The kernel's function that all system calls of 64-bit programs pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SystemCallEntry {
+    /// The address of the function.
+    pub address: Gva,
+    /// The index of the argument that is the system call's number, from 0.
+    pub number: usize,
+}
+
 /// The reason that the running kernel cannot be examined.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelViewError {
@@ -136,6 +145,17 @@ impl KernelView {
     #[must_use]
     pub fn has_freed(&self, address: u64) -> bool {
         self.freed_from.is_some_and(|start| address >= start)
+    }
+
+    /// Returns the function that all system calls pass; `None` if the kernel has none with a known
+    /// name.
+    #[must_use]
+    pub fn system_call_entry(&self) -> Option<SystemCallEntry> {
+        let (address, registers) = entry_function(self)?;
+        Some(SystemCallEntry {
+            address,
+            number: registers.number,
+        })
     }
 
     /// Returns the functions of the kernel's image that are not freed, ascending.

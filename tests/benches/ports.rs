@@ -13,10 +13,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use probes::port::{EventLog, EventReader};
-use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
 use support::command::{Running, World};
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
+use trace_devices::port::{EventLog, EventReader};
+use trace_devices::trace_line::{LINE_BYTES, LineKind, TraceLine};
 
 /// The number of lines of the port's own turn.
 const LINES: u64 = 1_000_000;

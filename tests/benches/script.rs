@@ -11,14 +11,14 @@ use std::any::Any;
 use std::error::Error;
 use std::sync::Arc;
 
+use bt::Clock;
+use bt::compile::{Guest, Options};
+use bt::parse;
+use bt::session::{Finder, NotFound, Prepared};
 use introspect::kernel::btf::Btf;
 use introspect::kernel::image::KernelImage;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gpa, Gva};
-use probes::bt::Clock;
-use probes::bt::compile::{Guest, Options};
-use probes::bt::parse;
-use probes::bt::session::{Finder, NotFound, Prepared};
 use probes::engine::{Capture, Engine, EngineLimits, Filter, RingSize};
 use probes::kernel_view::KernelView;
 use probes::name::{ProbeName, ProbePattern};

@@ -12,9 +12,9 @@ use crate::strace;
 const READ: [&str; 6] = [
     "cli/examples",
     "introspect/src",
-    "probes/dt",
-    "probes/src/bt/tests",
-    "probes/src/ptrace/render/testdata",
+    "probes/devices/dt",
+    "probes/bt/src/tests",
+    "probes/devices/src/ptrace/render/testdata",
     "tests/support/second_opinion",
 ];
 
@@ -113,7 +113,7 @@ fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 fn compile_client(path: &Path, options: &[&str]) {
-    let sources = data::source("probes/dt");
+    let sources = data::source("probes/devices/dt");
     run(Command::new("gcc")
         .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"])
         .args(options)

@@ -12,9 +12,9 @@ use introspect::{CpuRegisters, Gva, PausedMemory};
 use probes::clock::Clock;
 use probes::engine::Engine;
 use probes::kernel_view::KernelView;
-use probes::port::{ControlPort, EventPort, EventReader};
-use probes::ptrace::Device;
-use probes::ptrace::record::{EventType, RECORD_BYTES, Record, TRAP_FAULT};
+use trace_devices::port::{ControlPort, EventPort, EventReader};
+use trace_devices::ptrace::Device;
+use trace_devices::ptrace::record::{EventType, RECORD_BYTES, Record, TRAP_FAULT};
 use vmm::machine::Paused;
 
 use crate::host::Host;

@@ -8,14 +8,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use probes::bt::Clock;
-use probes::bt::ast::{Dialect, Script};
-use probes::bt::compile::Options;
-use probes::bt::library::TEXTS;
-use probes::bt::parse;
-use probes::bt::render::{Output, text};
-use probes::bt::session::{Prepared, ScriptSession, ScriptStats};
-use probes::bt::value::Names;
+use bt::Clock;
+use bt::ast::{Dialect, Script};
+use bt::compile::Options;
+use bt::library::TEXTS;
+use bt::parse;
+use bt::render::{Output, text};
+use bt::session::{Prepared, ScriptSession, ScriptStats};
+use bt::value::Names;
 use probes::engine::{Engine, Filter};
 use probes::kernel_view::KernelView;
 use probes::provider::Traceable;
@@ -157,7 +157,7 @@ impl<'g> ScriptGuest<'g> {
         options: &Options,
         filter: &Filter,
     ) -> Result<Running<'g>, String> {
-        let shown = |wrong: Vec<probes::bt::diagnostic::Diagnostic>| -> String {
+        let shown = |wrong: Vec<bt::diagnostic::Diagnostic>| -> String {
             let each = wrong.iter().map(|d| d.render("test", script.as_bytes()));
             each.collect()
         };

@@ -3,10 +3,10 @@
 
 use std::str::FromStr;
 
-use probes::ptrace::record::{EventType, Record};
+use trace_devices::ptrace::record::{EventType, Record};
 
 /// The lines of the story, one record each.
-const TEXT: &str = include_str!("../../probes/src/ptrace/render/testdata/story.txt");
+const TEXT: &str = include_str!("../../probes/devices/src/ptrace/render/testdata/story.txt");
 /// The begin of the story, in nanoseconds since 1970.
 pub const BEGINNING: i64 = 1_790_000_000_000_000_000;
 

@@ -191,8 +191,8 @@ fn a_guest_that_may_only_read_is_told_so_and_reads_what_the_host_traces() {
     world.stop(NAME, machine);
 }
 
-/// Checks two messages of probes/src/dt/wire.rs: an open in today's layout, and the request for the
-/// counts, which is answered by 32 bytes.
+/// Checks two messages of probes/devices/src/dt/wire.rs: an open in today's layout, and the request
+/// for the counts, which is answered by 32 bytes.
 #[test]
 fn dt_answers_a_guest_that_may_write() {
     let host = host!();

@@ -4,13 +4,13 @@
 use std::fs;
 
 use probes::clock::Clock;
-use probes::render::Render;
-use probes::trace_line::{LineKind, TraceLine};
-use probes::{ptrace, trace_render};
 use support::command::{World, words};
 use support::second_opinion::Timeline;
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
 use support::{host, story};
+use trace_devices::render::Render;
+use trace_devices::trace_line::{LineKind, TraceLine};
+use trace_devices::{ptrace, trace_render};
 
 /// Renders the records, and returns the timeline as Perfetto reads it.
 fn timeline<T>(records: &[T], mut format: impl Render<T>) -> Timeline {

@@ -6,11 +6,7 @@ use std::time::{Duration, Instant};
 
 use probes::engine::{Capture, Filter, RingSize};
 use probes::event::{Event, EventKind};
-use probes::port::ControlPort;
 use probes::provider;
-use probes::ptrace::record::{
-    EventType, Record, SleepState, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE, name_of, sleep_parts,
-};
 use support::insight::Insight;
 use support::linux::BootOptions;
 use support::ptrace::{
@@ -19,6 +15,10 @@ use support::ptrace::{
 };
 use support::shell::{COMMAND_LIMIT, full_initramfs};
 use support::{Kernel, Linux, Shell, host, rich, tracing};
+use trace_devices::port::ControlPort;
+use trace_devices::ptrace::record::{
+    EventType, Record, SleepState, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE, name_of, sleep_parts,
+};
 
 /// Checks that each task runs in turn with others, and waits or is ready in between.
 fn assert_one_runs(records: &[Record]) {

@@ -1,9 +1,9 @@
 //! ptrace(3) of a task under deadline scheduling: its way in and out, its periods, and its slices.
 
-use probes::ptrace::record::{EventType, Record, SleepState, name_of, sleep_parts};
 use support::host;
 use support::ptrace::{Traced, is, shell_pid, taken};
 use support::shell::COMMAND_LIMIT;
+use trace_devices::ptrace::record::{EventType, Record, SleepState, name_of, sleep_parts};
 
 /// The task's period in nanoseconds.
 const PERIOD: i64 = 100_000_000;

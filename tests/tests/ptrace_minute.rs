@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use probes::engine::{Engine, Filter, Session};
 use probes::event::Event;
 use probes::kernel_view::KernelView;
-use probes::port::ControlPort;
-use probes::ptrace::record::{EventType, Record, TRAP_MASK, TRAP_SYSTEM_CALL, name_of};
 use support::ptrace::{
     FAULT_HANDLERS, QUIET, Traced, count, is, is_fault, is_run, made, parsed, shell_pid, unhandled,
 };
 use support::shell::COMMAND_LIMIT;
 use support::{host, tracing};
+use trace_devices::port::ControlPort;
+use trace_devices::ptrace::record::{EventType, Record, TRAP_MASK, TRAP_SYSTEM_CALL, name_of};
 
 /// The seconds for which the guest is busy.
 const SECONDS: u64 = 60;

@@ -8,13 +8,13 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
-use probes::ptrace::record::Record;
-use probes::ptrace::render::Json;
-use probes::render::Render;
-use probes::trace_line::{LineKind, TraceLine};
 use support::command::World;
 use support::data;
 use support::story;
+use trace_devices::ptrace::record::Record;
+use trace_devices::ptrace::render::Json;
+use trace_devices::render::Render;
+use trace_devices::trace_line::{LineKind, TraceLine};
 
 const READER: &str = "cli/examples/read_events.py";
 

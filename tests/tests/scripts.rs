@@ -4,8 +4,8 @@
 //! Scripts of a table run at the same time, over one run of a command: they do not disturb each
 //! other.
 
-use probes::bt::compile::Options;
-use probes::bt::session::ScriptStats;
+use bt::compile::Options;
+use bt::session::ScriptStats;
 use probes::engine::{Filter, Match};
 use support::host;
 use support::scripts::{Ran, ScriptGuest, unix_ns};

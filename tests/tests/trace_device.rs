@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use probes::kernel_view::KernelView;
-use probes::port::{ControlPort, EventPort, EventReader};
-use probes::trace::Device;
-use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
 use support::shell::{Answer, COMMAND_LIMIT};
 use support::{Shell, host, host::Host, tracing};
+use trace_devices::port::{ControlPort, EventPort, EventReader};
+use trace_devices::trace::Device;
+use trace_devices::trace_line::{LINE_BYTES, LineKind, TraceLine};
 
 /// A size of reads that nothing else in the guest uses.
 const SIZE: u64 = 777;

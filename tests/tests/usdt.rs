@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bt::library::SCRIPTS;
 use guest::initramfs::ExtraFile;
-use probes::bt::library::SCRIPTS;
 use probes::engine::{Capture, Engine, Filter, RingSize, Session, StringArgument};
 use probes::event::{Event, MAX_STATIC_ARGUMENTS};
 use probes::probe::{Probe, Target};

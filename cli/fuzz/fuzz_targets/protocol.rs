@@ -15,9 +15,11 @@ use exotrace::hostile::{
     question, script_stream, trace_stream,
 };
 use libfuzzer_sys::fuzz_target;
-use probes::dt::Abi;
-use probes::dt::abi;
-use probes::dt::wire::{Call, HEADER_SIZE, MAX_ARGUMENT, OPEN_SIZE, decode_open, decode_request};
+use trace_devices::dt::Abi;
+use trace_devices::dt::abi;
+use trace_devices::dt::wire::{
+    Call, HEADER_SIZE, MAX_ARGUMENT, OPEN_SIZE, decode_open, decode_request,
+};
 
 /// More at once ends the process: an answer about ports has 16 MiB at most, and text takes some
 /// times its length.

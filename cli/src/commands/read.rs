@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use probes::dt::abi::{FLAG_EXECNAME, FLAG_FUNCARGS};
+use trace_devices::dt::abi::{FLAG_EXECNAME, FLAG_FUNCARGS};
 
 use super::remote::find;
 use crate::args::{self, ReadPort};
@@ -345,7 +345,7 @@ mod tests {
     use std::path::PathBuf;
 
     use clap::Parser;
-    use probes::trace_line::{LineKind, TraceLine};
+    use trace_devices::trace_line::{LineKind, TraceLine};
 
     use super::*;
     use crate::server::ports::toy::{LINES, World, lines, record, until};

@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use probes::bt::ast::ProbeKind;
-use probes::bt::library::{SCRIPTS, about};
+use bt::ast::ProbeKind;
+use bt::library::{SCRIPTS, about};
 
 use super::run::tell_given_up;
 use super::trace::{Lines, start, tell_skipped};

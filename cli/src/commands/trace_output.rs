@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use introspect::kernel::symbols::Symbols;
 use probes::engine::ProbeStats;
 use probes::event::Event;
-use probes::trace_line::TraceLine;
 use serde::Serialize;
+use trace_devices::trace_line::TraceLine;
 
 use crate::args::Format;
 use crate::guest_kernel::symbolize;

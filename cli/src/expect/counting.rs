@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use probes::bt::session::{ScriptSession, ScriptStats};
+use bt::session::{ScriptSession, ScriptStats};
 use probes::clock::unix_ns_now;
 use probes::engine::{Engine, Waiter};
 use probes::provider::Traceable;

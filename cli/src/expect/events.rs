@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use probes::bt::render::Output;
-use probes::bt::value::Value;
+use bt::render::Output;
+use bt::value::Value;
 use serde::Serialize;
 
 /// The number of hits kept.
@@ -119,8 +119,8 @@ impl LastHits {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use probes::bt::ast::Dialect;
-    use probes::bt::format::Format;
+    use bt::ast::Dialect;
+    use bt::format::Format;
 
     use super::*;
 

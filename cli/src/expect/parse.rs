@@ -6,8 +6,8 @@
 //! predicate from it: `pid22:libc.so.6:malloc: /arg0 > 1/`). So `uprobe:/bin/busybox:main/pid > 1/`
 //! has the predicate `pid > 1`.
 
-use probes::bt::ast::{Dialect, ProbeKind, Script};
-use probes::bt::parse::parse;
+use bt::ast::{Dialect, ProbeKind, Script};
+use bt::parse::parse;
 use probes::name::{PatternError, ProbePattern};
 
 use super::{Comparison, Expectation};

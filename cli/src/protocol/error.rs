@@ -4,8 +4,8 @@
 
 use std::fmt;
 
+use bt::session::StartError;
 use introspect::system::Unavailable;
-use probes::bt::session::StartError;
 use probes::engine::{EnableError, SessionError};
 use probes::kernel_view::KernelViewError;
 use probes::name::PatternError;

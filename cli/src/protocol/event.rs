@@ -6,8 +6,8 @@ use probes::clock::Clock;
 use std::collections::BTreeMap;
 
 use probes::event::{ArgumentText, Event, EventKind, StringState};
-use probes::trace_line::{LineKind, NO_PROCESS, TraceLine};
 use serde::{Deserialize, Serialize};
+use trace_devices::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
 use crate::protocol::trace::Traced;
 

@@ -30,10 +30,10 @@ use clap::ValueEnum;
 use std::io::{self, Read, Write};
 
 use probes::clock::Clock;
-use probes::port::{PortError, Refusal};
 use rustix::io::Errno;
+use trace_devices::port::{PortError, Refusal};
 
-pub use probes::port::stream::LONGEST_COMMAND;
+pub use trace_devices::port::stream::LONGEST_COMMAND;
 
 /// The size in bytes of a message's header.
 const HEADER_SIZE: usize = 8;

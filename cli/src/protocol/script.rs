@@ -3,8 +3,8 @@
 use crate::protocol::end::MachineEnd;
 use crate::protocol::error::RequestError;
 use crate::protocol::trace::LONGEST_LINE;
-use probes::bt::ast::Dialect;
-use probes::bt::compile::Options;
+use bt::ast::Dialect;
+use bt::compile::Options;
 use probes::engine::Filter;
 use probes::probe::Probe;
 use serde::{Deserialize, Serialize};

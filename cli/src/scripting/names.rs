@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use probes::bt::maps::{MapSnapshot, Reading};
-use probes::bt::render::Output;
-use probes::bt::value::{Names, Value};
+use bt::maps::{MapSnapshot, Reading};
+use bt::render::Output;
+use bt::value::{Names, Value};
 use probes::kernel_view::KernelView;
 
 use crate::protocol::inspection::ProcessName;

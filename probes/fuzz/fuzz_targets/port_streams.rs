@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use probes::name::ProbePattern;
-use probes::port::stream::{Access, ControlStream, EventStream, PortStream};
-use probes::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError};
-use probes::ptrace::record::{RECORD_BYTES, Record};
-use probes::trace_line::{LINE_BYTES, TraceLine};
+use trace_devices::port::stream::{Access, ControlStream, EventStream, PortStream};
+use trace_devices::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError};
+use trace_devices::ptrace::record::{RECORD_BYTES, Record};
+use trace_devices::trace_line::{LINE_BYTES, TraceLine};
 
 /// The size of a record in bytes: its number.
 const RECORD: usize = 8;
@@ -28,8 +28,8 @@ impl ControlPort for Commands {
     fn command(&self, text: &str) -> Result<(), PortError> {
         let _ = ProbePattern::parse(text);
         let (trace, ptrace) = (
-            probes::trace::read_command(text),
-            probes::ptrace::read_command(text),
+            trace_devices::trace::read_command(text),
+            trace_devices::ptrace::read_command(text),
         );
         trace.and(ptrace)
     }

@@ -2,15 +2,15 @@
 //! arguments, and its begin and end are run.
 #![no_main]
 
+use bt::Clock;
+use bt::ast::Dialect;
+use bt::compile::{Guest, Options};
+use bt::diagnostic::Diagnostic;
+use bt::parse::parse;
+use bt::render::{Output, collapsed, json, text};
+use bt::session::{Finder, NotFound, Prepared};
+use bt::value::Names;
 use libfuzzer_sys::fuzz_target;
-use probes::bt::Clock;
-use probes::bt::ast::Dialect;
-use probes::bt::compile::{Guest, Options};
-use probes::bt::diagnostic::Diagnostic;
-use probes::bt::parse::parse;
-use probes::bt::render::{Output, collapsed, json, text};
-use probes::bt::session::{Finder, NotFound, Prepared};
-use probes::bt::value::Names;
 use probes::kernel_view::Btf;
 use probes::name::ProbeName;
 use probes::probe::{Argument, Moment, Probe, Signature, Target};

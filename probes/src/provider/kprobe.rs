@@ -87,7 +87,8 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
 }
 
 /// Creates a device's own probe of a kernel function that the device has found itself.
-pub(crate) fn of_function(provider: &str, name: &str, address: u64, moment: Moment) -> Probe {
+#[must_use]
+pub fn of_function(provider: &str, name: &str, address: u64, moment: Moment) -> Probe {
     Probe {
         name: ProbeName::new(provider, KERNEL, name, moment.name()),
         signature: None,

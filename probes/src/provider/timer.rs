@@ -15,9 +15,9 @@ pub const PROFILE: &str = "profile";
 /// The provider that ticks on one vCPU.
 pub const INTERVAL: &str = "interval";
 /// The largest number of ticks in a second.
-pub(crate) const FASTEST: u64 = 10_000;
+pub const FASTEST: u64 = 10_000;
 /// The units of rates and periods.
-pub(crate) const UNITS: [&str; 4] = ["hz", "us", "ms", "s"];
+pub const UNITS: [&str; 4] = ["hz", "us", "ms", "s"];
 
 /// Passes the probes that match `pattern` to `each`.
 pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
@@ -59,7 +59,8 @@ pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
 
 /// Returns the time between two ticks; `None` for a rate that is invalid, too fast or too slow. The
 /// unit is one of [`UNITS`].
-pub(crate) fn period(unit: &str, rate: u64) -> Option<Duration> {
+#[must_use]
+pub fn period(unit: &str, rate: u64) -> Option<Duration> {
     let period = match unit {
         "hz" => Duration::from_secs(1).checked_div(u32::try_from(rate).ok()?)?,
         "s" => Duration::from_secs(rate),

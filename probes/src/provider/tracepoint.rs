@@ -103,7 +103,8 @@ pub fn find(
 
 /// Returns the tracepoint `system:event` of the kernel itself, in a paused guest; `None` if there
 /// is none.
-pub(crate) fn of_kernel(view: &KernelView, machine: &Handle, name: (&str, &str)) -> Option<Probe> {
+#[must_use]
+pub fn of_kernel(view: &KernelView, machine: &Handle, name: (&str, &str)) -> Option<Probe> {
     let layout = TracepointLayout::new(view.btf.as_ref()?, &view.symbols).ok()?;
     let memory = PausedMemory::new(machine.ram());
     let all = layout.read_all(memory.view(view.space), &[]);
@@ -124,11 +125,7 @@ fn probe(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> Probe {
 }
 
 /// Removes branches that do not lead to the tracepoint's call, and notes the targets of the others.
-pub(crate) fn keep_what_leads_to_the_call(
-    text: &mut TracepointText,
-    machine: &Handle,
-    view: &KernelView,
-) {
+pub fn keep_what_leads_to_the_call(text: &mut TracepointText, machine: &Handle, view: &KernelView) {
     let (branches, mut call_sites) = (text.branches.clone(), Vec::new());
     let divert = |at: Gva| {
         branches

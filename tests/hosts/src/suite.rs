@@ -15,9 +15,10 @@ use crate::cargo::{self, Built};
 use crate::job::{Job, JobError, add_entry, quoted};
 
 /// The packages whose tests run guests.
-const PACKAGES: [&str; 4] = [
+const PACKAGES: [&str; 5] = [
     "exotrace-vmm",
     "exotrace-probes",
+    "exotrace-trace-devices",
     "exotrace-tests",
     "exotrace",
 ];

@@ -1,5 +1,5 @@
 //! A client of a machine's device dt(4) in another process: one open of it, by the messages of
-//! [`probes::dt::wire`].
+//! [`trace_devices::dt::wire`].
 
 pub mod show;
 
@@ -8,10 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use probes::dt::abi::{self, LIST_SIZE, NAME_SIZE, PROBE_INFO_SIZE};
-use probes::dt::codes::Request;
-use probes::dt::wire::{MAGIC, NAME, OPEN_CURRENT, READ, REASON};
-use probes::dt::{Abi, Errno};
+use trace_devices::dt::abi::{self, LIST_SIZE, NAME_SIZE, PROBE_INFO_SIZE};
+use trace_devices::dt::codes::Request;
+use trace_devices::dt::wire::{MAGIC, NAME, OPEN_CURRENT, READ, REASON};
+use trace_devices::dt::{Abi, Errno};
 
 use crate::listener::{Seen, look};
 use crate::protocol::ports::{receive, send};

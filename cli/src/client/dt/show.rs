@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use probes::dt::abi::{EventFields, Values};
 use serde_json::{Map, Value, json};
+use trace_devices::dt::abi::{EventFields, Values};
 
 use crate::client::dt::ABI;
 use crate::client::streams::StreamFormat;

@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use probes::clock::Clock;
-use probes::ptrace;
-use probes::ptrace::record::Record;
-use probes::render::Render;
-use probes::trace_line::TraceLine;
-use probes::trace_render;
+use trace_devices::ptrace;
+use trace_devices::ptrace::record::Record;
+use trace_devices::render::Render;
+use trace_devices::trace_line::TraceLine;
+use trace_devices::trace_render;
 
 use crate::client::streams::StreamFormat;
 use crate::protocol::ports::EventName;

@@ -3,8 +3,8 @@
 
 use std::io;
 
-use probes::bt::ast::Dialect;
-use probes::bt::time::{TimeFormat, Zone};
+use bt::ast::Dialect;
+use bt::time::{TimeFormat, Zone};
 use quick_xml::events::{BytesDecl, BytesText, Event};
 use quick_xml::writer::Writer;
 

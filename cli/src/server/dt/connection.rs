@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use probes::dt::wire::{self, Call, HEADER_SIZE, OPEN_SIZE};
-use probes::dt::{Errno, Refused, Reply, Session};
 use probes::engine::{Client as WaitingClient, LONGEST_WAIT, Waiter};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use trace_devices::dt::wire::{self, Call, HEADER_SIZE, OPEN_SIZE};
+use trace_devices::dt::{Errno, Refused, Reply, Session};
 
 use crate::listener::check_peer;
 use crate::server::dt::Shared;

@@ -16,12 +16,12 @@ use introspect::user::file_bytes::{FileBytes, LayeredBytes, PagedBytes};
 use introspect::user::object_file::ObjectFile;
 use introspect::user::symfs::Symfs;
 use introspect::{Gpa, PhysicalMemory, PhysicalReadError};
-use probes::dt::{Errno, Guest, Mapped, Refused};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
 use probes::probe::Probe;
 use probes::provider::{self, tracepoint};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use trace_devices::dt::{Errno, Guest, Mapped, Refused};
 use vmm::machine::Handle;
 
 use crate::vm::Vm;

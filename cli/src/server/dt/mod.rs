@@ -1,9 +1,9 @@
 //! The device dt(4) of a machine: a socket beside the control socket, each connection an open of
 //! the device.
 //!
-//! [`probes::dt::wire`] describes the messages. Each connection has a thread. Closing a connection
-//! ends the thread, removes its probes from the guest, and ends a waiting read. All connections end
-//! with the server.
+//! [`trace_devices::dt::wire`] describes the messages. Each connection has a thread. Closing a
+//! connection ends the thread, removes its probes from the guest, and ends a waiting read. All
+//! connections end with the server.
 
 mod connection;
 mod guest;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use probes::dt::{Device, Errno, Refused};
+use trace_devices::dt::{Device, Errno, Refused};
 
 use crate::listener::{ListenError, Listener, Rules};
 use crate::vm::Vm;

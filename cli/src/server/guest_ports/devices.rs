@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::port::stream::{Access, ControlStream, EventStream, PortStream};
-use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
-use probes::ptrace::record::RECORD_BYTES;
-use probes::trace_line::LINE_BYTES;
+use trace_devices::port::stream::{Access, ControlStream, EventStream, PortStream};
+use trace_devices::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
+use trace_devices::ptrace::record::RECORD_BYTES;
+use trace_devices::trace_line::LINE_BYTES;
 
 use crate::protocol::ports::{ControlName, EventName};
 use crate::server::ports::Ports;

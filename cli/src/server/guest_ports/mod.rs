@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use probes::port::stream::Access;
+use trace_devices::port::stream::Access;
 use vmm::Machine;
 use vmm::machine::{
     Backlog, ConsoleConfig, ConsolePorts, EndOfFile, NullBackend, PortBackend, PortConfig,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use probes::port::stream::PortStream;
+use trace_devices::port::stream::PortStream;
 use vmm::machine::PortBackend;
 
 /// The largest number of queued requests.

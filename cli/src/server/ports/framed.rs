@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use probes::port::{EventReader, PortError, Refusal};
+use trace_devices::port::{EventReader, PortError, Refusal};
 
 use crate::listener::{Leave, Seen, has_gone, look};
 use crate::protocol::ports::{LONGEST_READ, Request, Target, Waited, answer, clock_bytes};

@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use probes::clock::Clock;
-pub use probes::port::stream::LONGEST_COMMAND;
-use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
+pub use trace_devices::port::stream::LONGEST_COMMAND;
+use trace_devices::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
 use crate::protocol::end::MachineEnd;
 use crate::protocol::error::{ErrorKind, RequestError};

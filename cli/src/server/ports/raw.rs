@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::port::EventReader;
+use trace_devices::port::EventReader;
 
 use crate::listener::{Leave, Seen, has_gone, look};
 use crate::server::ports::{Control, Events, LONGEST_COMMAND};

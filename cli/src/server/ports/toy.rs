@@ -5,9 +5,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use probes::clock::Clock;
-use probes::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError, Refusal};
-use probes::ptrace::record::{RECORD_BYTES, Record};
-use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
+use trace_devices::port::{
+    ControlPort, EventLog, EventPort, EventReader, LogReader, PortError, Refusal,
+};
+use trace_devices::ptrace::record::{RECORD_BYTES, Record};
+use trace_devices::trace_line::{LINE_BYTES, LineKind, TraceLine};
 
 use crate::protocol::end::MachineEnd;
 use crate::server::ports::server::Server;

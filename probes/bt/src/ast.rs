@@ -1,0 +1,562 @@
+//! A script as a tree: [`parse`](crate::parse) makes it from text, and [`compile`](crate::compile)
+//! makes programs of it.
+//!
+//! Every node knows the bytes of its text, so that a message can underline them. Nothing here is
+//! checked against a guest: the compiler decides whether probes exist and types have members.
+//! Sources: bt(5), the language of bpftrace, and for translators the D language as dtrace(1) and
+//! SDT(9) use it.
+
+/// The bytes `start..end` of the script's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Span {
+    /// The first byte.
+    pub start: usize,
+    /// The byte behind the last one.
+    pub end: usize,
+}
+
+impl Span {
+    /// Returns the span from the start of this one to the end of `last`.
+    #[must_use]
+    pub fn to(self, last: Self) -> Self {
+        Self {
+            start: self.start,
+            end: last.end.max(self.end),
+        }
+    }
+}
+
+/// The language as which a script is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Dialect {
+    /// bt(5) with its oddities fixed, and what users of bpftrace expect.
+    #[default]
+    Normal,
+    /// OpenBSD's bt(5), oddities included.
+    Strict,
+}
+
+/// A whole script.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Script {
+    /// The rules, in order.
+    pub rules: Vec<Rule>,
+    /// The translators; those of library files are put before them.
+    pub translators: Vec<Translator>,
+    /// The structures that the script defines.
+    pub structures: Vec<Structure>,
+}
+
+/// Probes, a predicate, and actions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// The probes at which the rule runs: at least one.
+    pub probes: Vec<ProbeSpec>,
+    /// The predicate: the rule runs only if this is not 0.
+    pub filter: Option<Expression>,
+    /// The actions.
+    pub body: Block,
+}
+
+/// A probe at which a rule runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbeSpec {
+    /// The kind of probe.
+    pub kind: ProbeKind,
+    /// The text of the probe.
+    pub span: Span,
+}
+
+/// The kinds of a rule's probes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProbeKind {
+    /// `BEGIN`: before all others.
+    Begin,
+    /// `END`: after all others.
+    End,
+    /// A pattern of probes, as [`ProbePattern`](probes::name::ProbePattern) reads it.
+    Pattern(String),
+}
+
+/// Statements in braces.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Block {
+    /// The statements, in order.
+    pub statements: Vec<Statement>,
+}
+
+/// A statement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Statement {
+    /// The kind of statement.
+    pub kind: StatementKind,
+    /// The text of the statement.
+    pub span: Span,
+}
+
+/// The kinds of statements.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StatementKind {
+    /// `place = value`, and `place op= value`.
+    Assign {
+        /// The variable: `$x`, `@x` or `@x[keys]`.
+        place: Lvalue,
+        /// The operator before `=`.
+        operator: Option<BinaryOperator>,
+        /// The right side.
+        value: Expression,
+    },
+    /// An aggregation: `@x[keys] = count()` and the like.
+    Aggregate {
+        /// The variable: `@x` or `@x[keys]`.
+        place: Lvalue,
+        /// The aggregation's function.
+        aggregation: Aggregation,
+        /// The aggregated value; `None` for a count.
+        value: Option<Expression>,
+    },
+    /// An expression as a statement: `printf(...)`, `$x++`.
+    Expression(Expression),
+    /// `if`.
+    If {
+        /// The condition: `then` runs if it is not 0.
+        condition: Expression,
+        /// The block that runs if the condition holds.
+        then: Block,
+        /// The block that runs if it does not; an `else if` is a block with one statement.
+        otherwise: Block,
+    },
+    /// `while (condition) { ... }`.
+    While {
+        /// The condition: the loop goes on as long as it is not 0.
+        condition: Expression,
+        /// The repeated block.
+        body: Block,
+    },
+    /// `unroll (n) { ... }`, which is a loop as well.
+    Repeat {
+        /// The number of repetitions.
+        times: Expression,
+        /// The repeated block.
+        body: Block,
+    },
+    /// `for ($kv : @map) { ... }`: the variable is the tuple (key, value).
+    ForMap {
+        /// The variable's name without `$`.
+        variable: String,
+        /// The map's name without `@`.
+        map: String,
+        /// The repeated block.
+        body: Block,
+    },
+    /// `for ($i : first..end) { ... }`.
+    ForRange {
+        /// The variable's name without `$`.
+        variable: String,
+        /// The first value.
+        first: Expression,
+        /// The value behind the last one.
+        end: Expression,
+        /// The repeated block.
+        body: Block,
+    },
+    /// Ends the innermost loop.
+    Break,
+    /// Begins the next iteration of the innermost loop.
+    Continue,
+    /// Ends the rule.
+    Return,
+}
+
+/// A variable that can be assigned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lvalue {
+    /// The kind of variable.
+    pub kind: LvalueKind,
+    /// The text of the variable.
+    pub span: Span,
+}
+
+/// The kinds of variables.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LvalueKind {
+    /// `$name`: local to one run of a rule. The name is without `$`.
+    Local(String),
+    /// `@name` or `@name[keys]`: global to the script. The name is without `@` and may be empty.
+    Global {
+        /// The name.
+        name: String,
+        /// The keys; none for a scalar.
+        keys: Vec<Expression>,
+    },
+}
+
+/// Functions that aggregate values under a map's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Aggregation {
+    /// The number of values.
+    Count,
+    /// The sum of the values.
+    Sum,
+    /// The smallest value.
+    Min,
+    /// The largest value.
+    Max,
+    /// The mean.
+    Average,
+    /// The number of values, their mean and their sum.
+    Stats,
+    /// A histogram with powers of two.
+    PowerHistogram,
+    /// A histogram with equal steps.
+    LinearHistogram {
+        /// The lower bound. Values below it have a bucket of their own, or are dropped in the
+        /// strict dialect.
+        min: i64,
+        /// The upper bound. Values above it have a bucket of their own, or are dropped in the
+        /// strict dialect.
+        max: i64,
+        /// The width of a bucket, at least 1.
+        step: i64,
+    },
+}
+
+/// An expression.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Expression {
+    /// The kind of expression.
+    pub kind: ExpressionKind,
+    /// The text of the expression.
+    pub span: Span,
+}
+
+impl Expression {
+    /// Returns the name and the keys of the global variable that this is, if it is one.
+    #[must_use]
+    pub fn as_global(&self) -> Option<(&str, &[Expression])> {
+        let ExpressionKind::Lvalue(place) = &self.kind else {
+            return None;
+        };
+        match &place.kind {
+            LvalueKind::Global { name, keys } => Some((name, keys)),
+            LvalueKind::Local(_) => None,
+        }
+    }
+
+    /// Checks whether this is a global variable without keys: a whole map, or one value.
+    #[must_use]
+    pub fn is_whole_global(&self) -> bool {
+        self.as_global().is_some_and(|(_, keys)| keys.is_empty())
+    }
+}
+
+/// The kinds of expressions.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ExpressionKind {
+    /// A number.
+    Number(i64),
+    /// A number above `i64::MAX`.
+    Unsigned(u64),
+    /// A string literal, escapes expanded.
+    Text(Vec<u8>),
+    /// A builtin: `pid`, `arg0`, `args`.
+    Builtin(Builtin),
+    /// `$1`: an argument of the script, from 1.
+    Argument(usize),
+    /// `$#`: the number of the script's arguments.
+    ArgumentCount,
+    /// A name of one of the kernel's enums: `IPPROTO_TCP`.
+    Constant(String),
+    /// The value of a variable.
+    Lvalue(Box<Lvalue>),
+    /// An operator with one operand: `-x`.
+    Unary(UnaryOperator, Box<Expression>),
+    /// An operator with two operands: `x + y`.
+    Binary(BinaryOperator, Box<Expression>, Box<Expression>),
+    /// `c ? x : y`.
+    Conditional {
+        /// The condition.
+        condition: Box<Expression>,
+        /// The value if the condition is not 0.
+        then: Box<Expression>,
+        /// The value if the condition is 0.
+        otherwise: Box<Expression>,
+    },
+    /// A step: `x++`, `--x`.
+    Step {
+        /// The changed variable.
+        place: Box<Lvalue>,
+        /// The step, 1 or -1.
+        by: i64,
+        /// Whether the value is the one before the change.
+        postfix: bool,
+    },
+    /// A call: `name(arguments)`.
+    Call(Call),
+    /// A member: `of.name` and `of->name`.
+    Member {
+        /// The structure, or the pointer to one.
+        of: Box<Expression>,
+        /// The member's name.
+        name: String,
+        /// The text of the name.
+        name_span: Span,
+        /// Whether `of` is a pointer (`->`).
+        arrow: bool,
+    },
+    /// An item of a tuple: `of.0`.
+    Item {
+        /// The tuple.
+        of: Box<Expression>,
+        /// The item's index, from 0.
+        index: usize,
+    },
+    /// An element of an array or a pointer: `of[index]`.
+    Index {
+        /// The array.
+        of: Box<Expression>,
+        /// The element's index.
+        index: Box<Expression>,
+    },
+    /// A cast: `(type)of`.
+    Cast {
+        /// The type.
+        to: TypeName,
+        /// The value.
+        of: Box<Expression>,
+    },
+    /// The size of a type: `sizeof(type)`.
+    SizeOfType(TypeName),
+    /// The size of an expression's type: `sizeof(x)`. The expression is not evaluated.
+    SizeOfValue(Box<Expression>),
+    /// A member's offset: `offsetof(type, member)`.
+    OffsetOf {
+        /// The structure.
+        of: TypeName,
+        /// The path of members.
+        members: Vec<String>,
+    },
+    /// A tuple of at least two items: `(x, y)`.
+    Tuple(Vec<Expression>),
+    /// A translator's output: `xlate <type>(of)`.
+    Translate {
+        /// The output's type.
+        to: TypeName,
+        /// The input.
+        of: Box<Expression>,
+    },
+}
+
+/// A call of one of the language's functions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call {
+    /// The function.
+    pub function: Function,
+    /// The text of the function's name.
+    pub name_span: Span,
+    /// The arguments.
+    pub arguments: Vec<Expression>,
+}
+
+/// A type, as C writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypeName {
+    /// The base: `int`, `unsigned long`, `struct file`, `uint8`, `pid_t`. It has no qualifiers, and
+    /// one blank between words.
+    pub base: String,
+    /// The number of `*` that follow.
+    pub pointers: usize,
+    /// The text of the type.
+    pub span: Span,
+}
+
+/// A translator: `translator output < input *name > { member = expression; ... };`
+#[derive(Debug, Clone, PartialEq)]
+pub struct Translator {
+    /// The output's type: a structure.
+    pub output: TypeName,
+    /// The input's type.
+    pub input: TypeName,
+    /// The input's name in the expressions: a local variable without `$`.
+    pub variable: String,
+    /// The names and expressions of the members.
+    pub members: Vec<(String, Expression)>,
+    /// The text of the translator.
+    pub span: Span,
+}
+
+/// A structure of a script or a translator's file: `struct name { type member; ... };`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Structure {
+    /// The name without `struct`.
+    pub name: String,
+    /// The members, in order.
+    pub members: Vec<StructureMember>,
+    /// The text of the structure.
+    pub span: Span,
+}
+
+/// A member of a [`Structure`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StructureMember {
+    /// The member's type.
+    pub type_name: TypeName,
+    /// The member's name.
+    pub name: String,
+    /// The number of elements, if it is an array.
+    pub elements: Option<u64>,
+}
+
+/// Operators with one operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UnaryOperator {
+    /// `-`.
+    Negate,
+    /// `!`.
+    Not,
+    /// `~`.
+    Complement,
+    /// `*`: dereferences a pointer.
+    Dereference,
+}
+
+/// Operators with two operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // the names of C's operators
+pub enum BinaryOperator {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Modulo,
+    And,
+    Or,
+    Xor,
+    ShiftLeft,
+    ShiftRight,
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    LogicalAnd,
+    LogicalOr,
+}
+
+/// The values of a hit that the language names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Builtin {
+    /// `arg0` to `arg9`.
+    Argument(u8),
+    /// `args`: the probe's arguments by name.
+    Arguments,
+    /// The thread's name.
+    Comm,
+    /// The vCPU's number.
+    Cpu,
+    /// The time in nanoseconds since 1970.
+    Nsecs,
+    /// Nanoseconds since the script began.
+    Elapsed,
+    /// The process's number.
+    Pid,
+    /// The thread's number.
+    Tid,
+    /// The probe's name.
+    Probe,
+    /// The function's name.
+    Function,
+    /// The returned value.
+    ReturnValue,
+    /// The kernel stack.
+    KernelStack,
+    /// The program's stack.
+    UserStack,
+    /// The address of the current `task_struct`.
+    CurrentTask,
+    /// The user's number.
+    Uid,
+    /// The group's number.
+    Gid,
+    /// The parent process's number.
+    ParentPid,
+    /// A random number of 32 bits.
+    Random,
+    /// The program counter.
+    ProgramCounter,
+}
+
+/// The language's functions. `hist` and the like are no expressions: see
+/// [`StatementKind::Aggregate`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Function {
+    /// `printf(format, ...)`.
+    Printf,
+    /// `print(value)`, `print(@map)`, `print(@map, n)`, `print(@map, n, divisor)`.
+    Print,
+    /// `time(format)`: prints the time of the event.
+    Time,
+    /// `strftime(format, nsecs)`.
+    Strftime,
+    /// `clear(@map)`.
+    Clear,
+    /// `zero(@map)`.
+    Zero,
+    /// `delete(@map[key])`, also `delete(@map, key)`.
+    Delete,
+    /// `has_key(@map, key)`.
+    HasKey,
+    /// `len(@map)`, `len(stack)`, `len(string)`.
+    Len,
+    /// `exit()`.
+    Exit,
+    /// `str(pointer [, length])`.
+    Str,
+    /// `buf(pointer, length)`: bytes, shown as `\x..`.
+    Buf,
+    /// `kstr(pointer [, length])`: as `str`, in the kernel's memory.
+    KernelStr,
+    /// `ustr(pointer [, length])`: as `str`, in the program's memory.
+    UserStr,
+    /// `ksym(address)`.
+    KernelSymbol,
+    /// `usym(address)`.
+    UserSymbol,
+    /// `kaddr("name")`.
+    KernelAddress,
+    /// `uaddr("name")`, which the compiler refuses with a message that names the alternative.
+    UserAddress,
+    /// `kstack([frames])`.
+    KernelStack,
+    /// `ustack([frames])`.
+    UserStack,
+    /// `ntop([family,] address)`.
+    Ntop,
+    /// `strncmp(a, b, n)`.
+    Strncmp,
+    /// `strcontains(haystack, needle)`.
+    StrContains,
+    /// `reg("name")`.
+    Register,
+    /// `join(argv [, separator])`: prints the strings of an array of pointers.
+    Join,
+    /// `bswap(x)`: swaps all bytes of a number, or those of the type that it is cast to.
+    ByteSwap,
+    /// `ntohs(x)`, `htons(x)`.
+    NetworkShort,
+    /// `ntohl(x)`, `htonl(x)`.
+    NetworkLong,
+    /// `inet_ntoa(pointer)`: D's text of an IPv4 address in memory.
+    InetNtoa,
+    /// `macaddr(pointer)`: text of an Ethernet address in memory.
+    MacAddress,
+    /// `kptr(x)` and `uptr(x)`: the value itself.
+    Pointer,
+    /// `assert(condition, message)`.
+    Assert,
+    /// `errorf(format, ...)`: to standard error.
+    Errorf,
+    /// `warnf(format, ...)`: to standard error.
+    Warnf,
+}

@@ -1,0 +1,121 @@
+//! Checks a script's tree without a guest.
+//!
+//! The parser reports what the grammar does not allow; this module reports what it allows but
+//! cannot be meant. Types are not checked, since only the guest's kernel knows them. OpenBSD checks
+//! little of the strict dialect before it runs a script: see `strict`.
+
+mod calls;
+mod maps;
+mod probes;
+mod strict;
+mod variables;
+
+use crate::ast::{
+    Block, Dialect, Expression, ExpressionKind, Script, Span, Statement, StatementKind,
+};
+use crate::diagnostic::{Diagnostic, MOST_ERRORS};
+use crate::walk;
+use std::collections::BTreeSet;
+
+/// Returns the errors of `script`, in no order. There may be more than the [`MOST_ERRORS`] that are
+/// reported.
+#[must_use]
+pub fn check(script: &Script, dialect: Dialect) -> Vec<Diagnostic> {
+    let mut errors = Vec::new();
+    match dialect {
+        Dialect::Strict => strict::check(script, &mut errors),
+        Dialect::Normal => {
+            for rule in &script.rules {
+                probes::check(rule, &mut errors);
+                if let Some(filter) = &rule.filter {
+                    calls::check_value(filter, &mut errors);
+                }
+                block(&rule.body, false, &mut errors);
+                variables::check(rule, &mut errors);
+            }
+            probes::check_once(script, &mut errors);
+            for (_, value) in script.translators.iter().flat_map(|one| &one.members) {
+                calls::check_value(value, &mut errors);
+            }
+            maps::check(script, &mut errors);
+        }
+    }
+    errors
+}
+
+/// Calls `each` with every expression of a script that is not part of another one.
+fn expressions<'a>(script: &'a Script, each: &mut dyn FnMut(&'a Expression)) {
+    for rule in &script.rules {
+        walk::of_rule(rule, each);
+    }
+    for (_, value) in script.translators.iter().flat_map(|one| &one.members) {
+        each(value);
+    }
+}
+
+/// Adds variables that are in `read` but not in `set`; their names begin with `sign`. It adds at
+/// most as many as are ever shown, because each is compared with all names.
+fn unset<'a>(
+    sign: char,
+    read: impl Iterator<Item = (&'a str, Span)>,
+    set: &BTreeSet<&'a str>,
+    errors: &mut Vec<Diagnostic>,
+) {
+    let mut unset: Vec<(&str, Span)> = read.filter(|(name, _)| !set.contains(name)).collect();
+    unset.sort_by_key(|(_, span)| span.start);
+    for (name, span) in unset.into_iter().take(MOST_ERRORS) {
+        let message = format!("{sign}{name} is read here but set nowhere");
+        let mut told = Diagnostic::new(span, message).suggest(name, set.iter().copied());
+        for suggestion in &mut told.suggestions {
+            suggestion.insert(0, sign);
+        }
+        errors.push(told);
+    }
+}
+
+/// Checks the statements of a block of the normal dialect.
+fn block(of: &Block, in_loop: bool, errors: &mut Vec<Diagnostic>) {
+    for statement in &of.statements {
+        let looping = match &statement.kind {
+            StatementKind::While { .. }
+            | StatementKind::Repeat { .. }
+            | StatementKind::ForMap { .. }
+            | StatementKind::ForRange { .. } => true,
+            StatementKind::Break if !in_loop => {
+                errors.push(Diagnostic::new(statement.span, "break outside of a loop"));
+                false
+            }
+            StatementKind::Continue if !in_loop => {
+                errors.push(Diagnostic::new(
+                    statement.span,
+                    "continue outside of a loop",
+                ));
+                false
+            }
+            _ => in_loop,
+        };
+        one(statement, errors);
+        for inner in walk::blocks(statement).into_iter().flatten() {
+            block(inner, looping, errors);
+        }
+    }
+}
+
+/// Checks the expressions of a statement.
+fn one(statement: &Statement, errors: &mut Vec<Diagnostic>) {
+    let StatementKind::Expression(expression) = &statement.kind else {
+        walk::expressions(statement, &mut |value| calls::check_value(value, errors));
+        return;
+    };
+    match &expression.kind {
+        ExpressionKind::Call(call) => calls::check_statement(call, expression.span, errors),
+        ExpressionKind::Step { .. } => calls::check_value(expression, errors),
+        _ => {
+            errors.push(Diagnostic::new(
+                expression.span,
+                "this does nothing; print it or put it into a variable",
+            ));
+            calls::check_value(expression, errors);
+        }
+    }
+}

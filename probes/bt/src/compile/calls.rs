@@ -1,0 +1,543 @@
+//! Compiles calls of the language's functions.
+//!
+//! The number of arguments, and that formats are literals, have been checked before. If that still
+//! does not hold, the argument counts as missing.
+
+use std::sync::Arc;
+
+use probes::event::MAX_FRAMES;
+
+use super::types::{MemoryType, Type};
+use super::{RuleCompiler, shared_text, with};
+use crate::ast::{Call, Expression, ExpressionKind, Function, LvalueKind, Span};
+use crate::format::{Format, Takes};
+use crate::program::{Emission, Known, Operation};
+use crate::registers::{REGISTERS, Register};
+use crate::run::numbers::{self, STRICT_TEXT};
+use crate::run::{MOST_BYTES, MOST_STRINGS};
+use crate::time::TimeFormat;
+use crate::value::Value;
+
+impl RuleCompiler<'_, '_> {
+    /// Compiles an expression as a statement: its value is dropped.
+    pub(super) fn effect(&mut self, of: &Expression) {
+        if let ExpressionKind::Call(call) = &of.kind
+            && self.statement_call(call, of.span)
+        {
+            return;
+        }
+        self.expression(of);
+        self.put(Operation::Drop);
+    }
+
+    /// Compiles a call of a function that returns nothing. Returns `false` if it is another
+    /// function's.
+    fn statement_call(&mut self, call: &Call, span: Span) -> bool {
+        let arguments = call.arguments.as_slice();
+        match call.function {
+            Function::Printf => self.printf(arguments, false),
+            Function::Errorf | Function::Warnf => self.printf(arguments, true),
+            Function::Print => self.print(arguments),
+            Function::Time => {
+                let format = text_of(arguments.first()).unwrap_or(b"%H:%M:%S\n");
+                if let Some(format) = self.time_format(format, span) {
+                    let emission = self.emission(Emission::Time { format }, &[]);
+                    self.put(Operation::Emit {
+                        emission,
+                        values: 0,
+                    });
+                }
+            }
+            Function::Clear | Function::Zero => {
+                if let Some(map) = self.whole_map(arguments.first(), span) {
+                    self.put(match call.function {
+                        Function::Clear => Operation::Clear(map),
+                        _ => Operation::Zero(map),
+                    });
+                }
+            }
+            Function::Exit => self.put(Operation::Exit),
+            Function::Join => self.join(arguments),
+            Function::Assert => self.assert(arguments),
+            _ => return false,
+        }
+        true
+    }
+
+    fn printf(&mut self, arguments: &[Expression], to_stderr: bool) {
+        let Some((format, values)) = arguments.split_first() else {
+            return;
+        };
+        let text = text_of(Some(format)).unwrap_or_default();
+        let format = match Format::parse(text, self.dialect()) {
+            Ok(format) => Arc::new(format),
+            Err(error) => {
+                self.refuse(format.span, error.to_string());
+                return;
+            }
+        };
+        let takes = format.takes();
+        let mut types = Vec::new();
+        for (at, value) in values.iter().enumerate() {
+            let wanted = takes.get(at).map(|(_, takes)| *takes);
+            let found = self.value(value);
+            types.push(self.as_wanted(found, wanted, value.span));
+        }
+        let emission = self.emission(Emission::Printf { format, to_stderr }, &types);
+        self.put(Operation::Emit {
+            emission,
+            values: values.len(),
+        });
+    }
+
+    /// Prepares the value on the stack for a conversion: text behind a pointer to text is read.
+    fn as_wanted(&mut self, found: Type, takes: Option<Takes>, span: Span) -> Type {
+        if self.is_strict() {
+            return found;
+        }
+        let is_byte = |thing: &MemoryType| {
+            matches!(
+                thing,
+                MemoryType::Char | MemoryType::Number { bytes: 1, .. }
+            )
+        };
+        match (takes, &found) {
+            (Some(Takes::Text), Type::Pointer(to)) if is_byte(to) => {
+                let most = self.shared.options.longest_text;
+                self.put(Operation::ReadText { most });
+                Type::Text
+            }
+            (Some(Takes::Number), Type::Text) => {
+                self.refuse(span, "this is text; %s shows it");
+                found
+            }
+            _ => found,
+        }
+    }
+
+    fn print(&mut self, arguments: &[Expression]) {
+        let Some(what) = arguments.first() else {
+            return;
+        };
+        let number = |at: usize| match arguments.get(at).map(|a| &a.kind) {
+            Some(ExpressionKind::Number(number)) => Some(*number),
+            _ => None,
+        };
+        let is_map = matches!(
+            &what.kind,
+            ExpressionKind::Lvalue(place)
+                if matches!(&place.kind, LvalueKind::Global { keys, .. } if keys.is_empty())
+        );
+        if is_map && let Some(map) = self.whole_map(Some(what), what.span) {
+            let emission = Emission::Map {
+                top: number(1)
+                    .and_then(|n| usize::try_from(n).ok())
+                    .filter(|n| *n > 0),
+                divisor: number(2).filter(|n| *n > 0),
+            };
+            let emission = self.emission(emission, &[Type::Number]);
+            return self.put(Operation::EmitMap { emission, map });
+        }
+        let of = self.value(what);
+        let emission = self.emission(Emission::Print, &[of]);
+        self.put(Operation::Emit {
+            emission,
+            values: 1,
+        });
+    }
+
+    /// Returns the map that `@name` as a whole is.
+    fn whole_map(&mut self, of: Option<&Expression>, span: Span) -> Option<usize> {
+        let place = match of.map(|of| &of.kind) {
+            Some(ExpressionKind::Lvalue(place)) => Some(place),
+            _ => None,
+        };
+        let name = place.and_then(|place| match &place.kind {
+            LvalueKind::Global { name, .. } => Some(name),
+            LvalueKind::Local(_) => None,
+        });
+        let map = name.and_then(|name| self.shared.map_numbers.get(name).copied());
+        if map.is_none() {
+            self.refuse(span, "this takes a map, as in clear(@x)");
+        }
+        map
+    }
+
+    fn join(&mut self, arguments: &[Expression]) {
+        let Some(array) = arguments.first() else {
+            return;
+        };
+        let of = self.value(array);
+        self.must_be_number(&of, array.span);
+        let separator: Arc<[u8]> = text_of(arguments.get(1)).unwrap_or(b" ").into();
+        let types = vec![Type::Text; MOST_STRINGS];
+        let emission = self.emission(Emission::Join { separator }, &types);
+        let most = self.shared.options.longest_text;
+        self.put(Operation::Join { emission, most });
+    }
+
+    fn assert(&mut self, arguments: &[Expression]) {
+        let Some(condition) = arguments.first() else {
+            return;
+        };
+        self.value(condition);
+        self.put(Operation::Unary(crate::ast::UnaryOperator::Not));
+        let holds = self.jump(Operation::JumpIfZero);
+        let message = shared_text(text_of(arguments.get(1)).unwrap_or(b"assertion failed"));
+        let emission = self.emission(Emission::Fail { message }, &[]);
+        self.put(Operation::Emit {
+            emission,
+            values: 0,
+        });
+        self.put(Operation::Exit);
+        self.land(holds);
+    }
+
+    fn time_format(&mut self, format: &[u8], span: Span) -> Option<Arc<TimeFormat>> {
+        match TimeFormat::parse(format, self.dialect(), &self.shared.options.zone) {
+            Ok(format) => Some(Arc::new(format)),
+            Err(error) => {
+                self.refuse(span, error.to_string());
+                None
+            }
+        }
+    }
+
+    /// Compiles a call that returns a value.
+    pub(super) fn call(&mut self, call: &Call, span: Span) -> Type {
+        if self.statement_call(call, span) {
+            return self.refuse(call.name_span, "this function gives no value");
+        }
+        let arguments = call.arguments.as_slice();
+        let longest = self.shared.options.longest_text;
+        match call.function {
+            Function::Str | Function::KernelStr | Function::UserStr => self.string(arguments),
+            Function::Buf => {
+                let of = arguments.first().map(|of| self.expression(of));
+                match (arguments.get(1), of) {
+                    (Some(length), _) => {
+                        self.number(Some(length));
+                    }
+                    (None, Some(Type::Lvalue(thing))) => {
+                        let size = self.shared.types.size(&thing).unwrap_or_default();
+                        self.constant(i64::try_from(size).unwrap_or(i64::MAX));
+                    }
+                    (None, _) => {
+                        self.refuse(span, "buf() needs a length: buf(pointer, 16)");
+                    }
+                }
+                self.put(Operation::ReadBytes { most: longest });
+                Type::Shown
+            }
+            Function::KernelSymbol => {
+                self.number(arguments.first());
+                self.put(Operation::KernelSymbol);
+                Type::Shown
+            }
+            Function::UserSymbol => {
+                self.number(arguments.first());
+                self.put(Operation::UserSymbol);
+                Type::Shown
+            }
+            Function::KernelAddress => self.kernel_address(arguments.first(), span),
+            Function::UserAddress => self.refuse(
+                span,
+                "uaddr() is not known: a program's symbols differ with the process; compare usym(address) instead",
+            ),
+            Function::KernelStack | Function::UserStack => {
+                let most = arguments.iter().find_map(|argument| match argument.kind {
+                    ExpressionKind::Number(most) => usize::try_from(most).ok(),
+                    _ => None,
+                });
+                let most = most.unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
+                self.put(match call.function {
+                    Function::KernelStack => Operation::KernelStack(most),
+                    _ => Operation::UserStack(most),
+                });
+                Type::Stack
+            }
+            Function::Ntop => self.address_text(arguments),
+            Function::InetNtoa => {
+                self.number(arguments.first());
+                self.put(Operation::AddressText { bytes: 4 });
+                Type::Text
+            }
+            Function::MacAddress => {
+                if let Some(of) = arguments.first() {
+                    self.expression(of);
+                }
+                self.put(Operation::MacText);
+                Type::Text
+            }
+            Function::Strncmp => {
+                for text in arguments.iter().take(2) {
+                    self.text(text);
+                }
+                self.number(arguments.get(2));
+                self.put(Operation::CompareText);
+                Type::Number
+            }
+            Function::StrContains => {
+                for text in arguments.iter().take(2) {
+                    self.text(text);
+                }
+                self.put(Operation::Contains);
+                Type::Number
+            }
+            Function::Register => self.register(arguments.first(), span),
+            Function::ByteSwap => {
+                let bytes = match arguments.first().map(|of| &of.kind) {
+                    Some(ExpressionKind::Cast { to, .. }) => {
+                        let thing = self.shared.types.named(to);
+                        thing.and_then(|thing| self.shared.types.size(&thing))
+                    }
+                    _ => None,
+                };
+                self.number(arguments.first());
+                let bytes = bytes.and_then(|bytes| u8::try_from(bytes).ok()).unwrap_or(8);
+                self.put(Operation::SwapBytes(bytes));
+                Type::Number
+            }
+            Function::NetworkShort | Function::NetworkLong => {
+                self.number(arguments.first());
+                let bytes = if call.function == Function::NetworkShort { 2 } else { 4 };
+                self.put(Operation::SwapBytes(bytes));
+                Type::Number
+            }
+            Function::Pointer => arguments
+                .first()
+                .map_or(Type::Number, |of| self.value(of)),
+            Function::Strftime => {
+                let format = text_of(arguments.first()).unwrap_or_default();
+                let format = self.time_format(format, span);
+                self.number(arguments.get(1));
+                if let Some(format) = format {
+                    self.put(Operation::TimeText(format));
+                }
+                Type::Text
+            }
+            Function::Delete | Function::HasKey => self.on_entry(call.function, arguments, span),
+            Function::Len => self.length(arguments.first(), span),
+            _ => self.refuse(span, "this function is not known here"),
+        }
+    }
+
+    /// Compiles a number: a missing argument is 0.
+    fn number(&mut self, of: Option<&Expression>) {
+        let Some(of) = of else {
+            return self.constant(0);
+        };
+        let found = self.value(of);
+        self.must_be_number(&found, of.span);
+    }
+
+    /// Compiles text, reading it if this is a pointer to it.
+    fn text(&mut self, of: &Expression) {
+        let found = self.value(of);
+        if matches!(found, Type::Pointer(_)) {
+            let most = self.shared.options.longest_text;
+            self.put(Operation::ReadText { most });
+        }
+    }
+
+    /// Compiles `str(pointer [, length])`; of text it is the text.
+    fn string(&mut self, arguments: &[Expression]) -> Type {
+        let Some(of) = arguments.first() else {
+            return Type::Text;
+        };
+        let most = match self.is_strict() {
+            true => STRICT_TEXT,
+            false => self.shared.options.longest_text,
+        };
+        let argument = match &of.kind {
+            ExpressionKind::Argument(number) => {
+                // Unchanged, number or not.
+                let at = number.checked_sub(1);
+                let given = at.and_then(|at| self.shared.options.arguments.get(at));
+                Some(given.cloned().unwrap_or_default())
+            }
+            _ => None,
+        };
+        let found = match argument {
+            Some(text) => {
+                self.put(Operation::Constant(Value::text(&text)));
+                Type::Text
+            }
+            None => match self.expression(of) {
+                place @ Type::Lvalue(MemoryType::Array { .. }) if self.is_char_array(&place) => {
+                    self.settle(place, of.span)
+                }
+                // Other arrays yield their address: bytes of text are not always called char.
+                Type::Lvalue(MemoryType::Array { element, .. }) => Type::Pointer(*element),
+                other => self.settle(other, of.span),
+            },
+        };
+        let length = arguments.get(1);
+        match (found, length) {
+            (Type::Text, None) => {
+                if self.is_strict() {
+                    self.constant(STRICT_TEXT as i64);
+                    self.put(Operation::CutText);
+                }
+            }
+            (Type::Text, Some(length)) => {
+                self.number(Some(length));
+                if self.is_strict() {
+                    self.put(Operation::CutText);
+                    self.constant(STRICT_TEXT as i64);
+                }
+                self.put(Operation::CutText);
+            }
+            (other, None) => {
+                self.must_be_number(&other, of.span);
+                self.put(Operation::ReadText { most });
+            }
+            (other, Some(length)) => {
+                self.must_be_number(&other, of.span);
+                self.number(Some(length));
+                // An explicit length may exceed the default one.
+                self.put(Operation::ReadTextOf {
+                    most: match length.kind {
+                        ExpressionKind::Number(_) => MOST_BYTES,
+                        _ => most,
+                    },
+                });
+            }
+        }
+        Type::Text
+    }
+
+    fn is_char_array(&self, of: &Type) -> bool {
+        matches!(of, Type::Lvalue(MemoryType::Array { element, .. }) if **element == MemoryType::Char)
+    }
+
+    fn kernel_address(&mut self, of: Option<&Expression>, span: Span) -> Type {
+        let Some(name) = text_of(of) else {
+            return self.refuse(
+                span,
+                "kaddr() takes the name of a symbol: kaddr(\"jiffies\")",
+            );
+        };
+        let name = shared_text(name);
+        match self.shared.guest.symbol(&name) {
+            Some(address) => {
+                let address = numbers::unsigned(address);
+                self.put(Operation::Constant(address));
+                Type::Number
+            }
+            None => {
+                let nearest = self.shared.guest.nearest_symbols(&name);
+                let message = format!("the guest's kernel has no symbol {name:?}");
+                self.refuse_with(with(span, message, nearest))
+            }
+        }
+    }
+
+    /// Compiles `ntop([family,] address)`: an array or a pointer by its size, a number as IPv4.
+    fn address_text(&mut self, arguments: &[Expression]) -> Type {
+        let Some(of) = arguments.last() else {
+            return Type::Text;
+        };
+        let found = self.expression(of);
+        let size = match &found {
+            Type::Lvalue(thing) | Type::Pointer(thing) => self.shared.types.size(thing),
+            _ => None,
+        };
+        // Linux's AF_INET6.
+        let family = match arguments {
+            [family, _] => match family.kind {
+                ExpressionKind::Number(10) => Some(16),
+                ExpressionKind::Number(_) => Some(4),
+                _ => None,
+            },
+            _ => None,
+        };
+        match (found, family.or(size)) {
+            (Type::Lvalue(_) | Type::Pointer(_), Some(16)) => {
+                self.put(Operation::AddressText { bytes: 16 });
+            }
+            (Type::Lvalue(_) | Type::Pointer(_), _) => {
+                self.put(Operation::AddressText { bytes: 4 });
+            }
+            (_, Some(16)) => self.put(Operation::AddressText { bytes: 16 }),
+            (other, _) => {
+                let other = self.settle(other, of.span);
+                self.must_be_number(&other, of.span);
+                self.put(Operation::Ipv4Text);
+            }
+        }
+        Type::Text
+    }
+
+    fn register(&mut self, of: Option<&Expression>, span: Span) -> Type {
+        let name = shared_text(text_of(of).unwrap_or_default());
+        match Register::of(&name) {
+            Some(register) => {
+                self.put(Operation::Known(Known::Register(register)));
+                Type::Number
+            }
+            None => {
+                let names = super::nearest(&name, REGISTERS.iter().map(|known| known.name));
+                self.refuse_with(with(span, format!("no register {name:?}"), names))
+            }
+        }
+    }
+
+    /// Compiles `delete(@x[key])`, `delete(@x, key)`, the same forms of `has_key`, and `delete(@x)`
+    /// of a scalar.
+    fn on_entry(&mut self, function: Function, arguments: &[Expression], span: Span) -> Type {
+        let place = match arguments.first().map(|of| &of.kind) {
+            Some(ExpressionKind::Lvalue(place)) => place,
+            _ => return self.refuse(span, "this takes an entry of a map, as in delete(@x[pid])"),
+        };
+        let LvalueKind::Global { name, keys } = &place.kind else {
+            return self.refuse(span, "this takes an entry of a map, as in delete(@x[pid])");
+        };
+        let Some(map) = self.shared.map_numbers.get(name).copied() else {
+            self.constant(0);
+            return Type::Number;
+        };
+        let by_argument = match arguments.get(1).map(|key| &key.kind) {
+            Some(ExpressionKind::Tuple(items)) => items.as_slice(),
+            Some(_) => arguments.get(1..2).unwrap_or_default(),
+            None => &[],
+        };
+        let keys = if keys.is_empty() { by_argument } else { keys };
+        self.keys(map, keys);
+        let keys = keys.len();
+        self.put(match function {
+            Function::Delete => Operation::Delete { map, keys },
+            _ => Operation::HasKey { map, keys },
+        });
+        Type::Number
+    }
+
+    fn length(&mut self, of: Option<&Expression>, span: Span) -> Type {
+        let Some(of) = of else {
+            return self.refuse(span, "len() takes a map, a stack or text");
+        };
+        if let ExpressionKind::Lvalue(place) = &of.kind
+            && let LvalueKind::Global { name, keys } = &place.kind
+            && keys.is_empty()
+            && let Some(map) = self.shared.map_numbers.get(name).copied()
+            && self.shared.map_keyed.get(map) == Some(&true)
+        {
+            self.put(Operation::MapLength(map));
+            return Type::Number;
+        }
+        let found = self.value(of);
+        if matches!(found, Type::Number | Type::Pointer(_)) {
+            return self.refuse(of.span, "len() takes a map, a stack or text");
+        }
+        self.put(Operation::Length);
+        Type::Number
+    }
+}
+
+/// Returns the text of a literal.
+fn text_of(of: Option<&Expression>) -> Option<&[u8]> {
+    match of.map(|of| &of.kind) {
+        Some(ExpressionKind::Text(text)) => Some(text),
+        _ => None,
+    }
+}

@@ -1,0 +1,466 @@
+//! Compiles expressions: operations that leave one value.
+
+use probes::event::{EventKind, MAX_FRAMES};
+
+use super::types::{MemoryType, Type};
+use super::{DEEPEST, MOST_EXPRESSIONS, RuleCompiler, TOO_LARGE, Value};
+use crate::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, UnaryOperator};
+use crate::program::{Known, Operation};
+use crate::run::numbers;
+
+impl RuleCompiler<'_, '_> {
+    /// Leaves a value that can be kept and shown: the text of a `char` array, not its address.
+    pub(super) fn value(&mut self, of: &Expression) -> Type {
+        let found = self.expression(of);
+        self.settle(found, of.span)
+    }
+
+    /// Turns an lvalue into a value.
+    pub(super) fn settle(&mut self, of: Type, span: Span) -> Type {
+        match of {
+            Type::Lvalue(MemoryType::Array { element, elements })
+                if *element == MemoryType::Char =>
+            {
+                let most = match elements {
+                    // The last member of a structure: its length is not declared.
+                    0 => self.shared.options.longest_text,
+                    _ => usize::try_from(elements).unwrap_or(usize::MAX),
+                };
+                self.put(Operation::ReadText { most });
+                Type::Text
+            }
+            Type::Lvalue(MemoryType::Array { element, elements }) => {
+                let size = self.shared.types.size(&element).unwrap_or(1);
+                let length = elements.saturating_mul(size);
+                self.constant(i64::try_from(length).unwrap_or(i64::MAX));
+                let most = self.shared.options.longest_text;
+                self.put(Operation::ReadBytes { most });
+                Type::Shown
+            }
+            Type::Lvalue(thing) => {
+                let described = self.shared.types.describe(&thing);
+                self.refuse(
+                    span,
+                    format!("{described} as a whole has no value; name a member"),
+                )
+            }
+            Type::Translated { .. } => {
+                self.refuse(span, "a translated structure has no value; name a member")
+            }
+            value => value,
+        }
+    }
+
+    /// Leaves a value, or the address of a thing that is no value: see [`Type::Lvalue`].
+    pub(super) fn expression(&mut self, of: &Expression) -> Type {
+        self.depth += 1;
+        self.spent += 1;
+        // Translators that use each other can make a small script huge.
+        let found = match self.depth > DEEPEST || self.spent > MOST_EXPRESSIONS {
+            true if self.spent > MOST_EXPRESSIONS + 1 => Type::Any,
+            true => self.refuse(of.span, TOO_LARGE),
+            false => self.any_expression(of),
+        };
+        self.depth -= 1;
+        found
+    }
+
+    fn any_expression(&mut self, of: &Expression) -> Type {
+        match &of.kind {
+            ExpressionKind::Number(number) => {
+                self.constant(*number);
+                Type::Number
+            }
+            ExpressionKind::Unsigned(number) => {
+                self.put(Operation::Constant(numbers::unsigned(*number)));
+                Type::Number
+            }
+            ExpressionKind::Text(text) => {
+                self.put(Operation::Constant(Value::text(text)));
+                Type::Text
+            }
+            ExpressionKind::Builtin(builtin) => self.builtin(*builtin, of.span),
+            ExpressionKind::Argument(number) => self.argument_of_script(*number),
+            ExpressionKind::Constant(name) => match self.shared.types.constant(name) {
+                Some(value) => {
+                    self.constant(value);
+                    Type::Number
+                }
+                None => {
+                    let why = self.shared.types.why_none();
+                    self.refuse(of.span, format!("no enum of the kernel has {name:?}{why}"))
+                }
+            },
+            ExpressionKind::ArgumentCount => {
+                let count = self.shared.options.arguments.len();
+                self.constant(i64::try_from(count).unwrap_or(i64::MAX));
+                Type::Number
+            }
+            ExpressionKind::Lvalue(place) => self.read_place(place),
+            ExpressionKind::Unary(UnaryOperator::Dereference, operand) => {
+                match self.expression(operand) {
+                    Type::Pointer(to) => self.access(to),
+                    Type::Lvalue(MemoryType::Array { element, .. }) => self.access(*element),
+                    _ => self.refuse(
+                        of.span,
+                        "expected a pointer; cast this to one, as in *(uint64 *)x",
+                    ),
+                }
+            }
+            ExpressionKind::Unary(operator, operand) => {
+                let operand_type = self.value(operand);
+                if *operator != UnaryOperator::Not {
+                    self.must_be_number(&operand_type, operand.span);
+                }
+                self.put(Operation::Unary(*operator));
+                Type::Number
+            }
+            ExpressionKind::Binary(operator, left, right) => self.binary(*operator, left, right),
+            ExpressionKind::Conditional {
+                condition,
+                then,
+                otherwise,
+            } => {
+                self.value(condition);
+                let no = self.jump(Operation::JumpIfZero);
+                let one = self.value(then);
+                let end = self.jump(Operation::Jump);
+                self.land(no);
+                let other = self.value(otherwise);
+                self.land(end);
+                if one == other { one } else { Type::Any }
+            }
+            ExpressionKind::Step { place, by, postfix } => self.step(place, *by, *postfix),
+            ExpressionKind::Call(call) => self.call(call, of.span),
+            ExpressionKind::Member {
+                of: owner,
+                name,
+                name_span,
+                ..
+            } => self.member(owner, name, *name_span),
+            ExpressionKind::Item { of: tuple, index } => {
+                let items = match self.value(tuple) {
+                    Type::Tuple(items) => items,
+                    Type::Any => Vec::new(),
+                    _ => {
+                        return self.refuse(tuple.span, "expected a tuple");
+                    }
+                };
+                self.put(Operation::Item(*index));
+                match items.get(*index) {
+                    Some(item) => item.clone(),
+                    None if items.is_empty() || self.is_strict() => Type::Any,
+                    None => {
+                        let count = items.len();
+                        self.refuse(of.span, format!("a tuple of {count} has no item {index}"))
+                    }
+                }
+            }
+            ExpressionKind::Index { of: array, index } => self.index(array, index),
+            ExpressionKind::Cast { to, of: value } => self.cast(to, value),
+            ExpressionKind::SizeOfType(of_type) => {
+                let Some(thing) = self.shared.types.named(of_type) else {
+                    return self.no_type(of_type);
+                };
+                let Some(size) = self.shared.types.size(&thing) else {
+                    let name = &of_type.base;
+                    return self.refuse(of_type.span, format!("the size of {name} is not known"));
+                };
+                self.constant(i64::try_from(size).unwrap_or(i64::MAX));
+                Type::Number
+            }
+            ExpressionKind::SizeOfValue(of_value) => self.size_of_value(of_value),
+            ExpressionKind::OffsetOf { of: owner, members } => self.offset_of(owner, members),
+            ExpressionKind::Tuple(items) => {
+                let types = items.iter().map(|item| self.value(item)).collect();
+                self.put(Operation::Tuple(items.len()));
+                Type::Tuple(types)
+            }
+            ExpressionKind::Translate { to, of: input } => self.translate(to, input),
+        }
+    }
+
+    /// Compiles `sizeof` of an expression, which is compiled for its type alone.
+    fn size_of_value(&mut self, of: &Expression) -> Type {
+        let before = self.here();
+        let found = self.expression(of);
+        self.code.truncate(before);
+        let size = match &found {
+            Type::Lvalue(thing) => self.shared.types.size(thing),
+            Type::Number | Type::Pointer(_) => Some(8),
+            _ => None,
+        };
+        match size {
+            Some(size) => {
+                self.constant(i64::try_from(size).unwrap_or(i64::MAX));
+                Type::Number
+            }
+            None => self.refuse(
+                of.span,
+                "the size of this is not known before the script runs",
+            ),
+        }
+    }
+
+    /// Compiles an operator. Text can only be compared. `&&` and `||` skip the right side if it
+    /// does not matter, except in bt(5).
+    fn binary(&mut self, operator: BinaryOperator, left: &Expression, right: &Expression) -> Type {
+        let is_logical = matches!(
+            operator,
+            BinaryOperator::LogicalAnd | BinaryOperator::LogicalOr
+        );
+        if is_logical && !self.is_strict() {
+            self.value(left);
+            self.put(Operation::Truth);
+            if operator == BinaryOperator::LogicalOr {
+                self.put(Operation::Unary(UnaryOperator::Not));
+            }
+            let short = self.jump(Operation::JumpIfZero);
+            self.value(right);
+            self.put(Operation::Truth);
+            let end = self.jump(Operation::Jump);
+            self.land(short);
+            self.constant((operator == BinaryOperator::LogicalOr).into());
+            self.land(end);
+            return Type::Number;
+        }
+        let one = self.value(left);
+        let other = self.value(right);
+        self.put(Operation::Binary(operator));
+        let is_equality = matches!(operator, BinaryOperator::Equal | BinaryOperator::NotEqual);
+        if self.is_strict() {
+            return Type::Number;
+        }
+        let is_text = |of: &Type| *of == Type::Text;
+        let is_known = |of: &Type| *of != Type::Any;
+        if is_equality {
+            if is_text(&one) != is_text(&other) && is_known(&one) && is_known(&other) {
+                let span = left.span.to(right.span);
+                return self.refuse(
+                    span,
+                    "text is compared with a number; use str() to read the text at a pointer",
+                );
+            }
+            return Type::Number;
+        }
+        let is_order = matches!(
+            operator,
+            BinaryOperator::Less
+                | BinaryOperator::LessOrEqual
+                | BinaryOperator::Greater
+                | BinaryOperator::GreaterOrEqual
+        );
+        if !(is_logical || is_order && is_text(&one) && is_text(&other)) {
+            self.must_be_number(&one, left.span);
+            self.must_be_number(&other, right.span);
+        }
+        // Arithmetic on pointers is in elements, as in C.
+        match (operator, one) {
+            (BinaryOperator::Add | BinaryOperator::Subtract, Type::Pointer(to)) => {
+                self.scale_pointer(operator, &to, other)
+            }
+            _ => Type::Number,
+        }
+    }
+
+    /// Scales the sum of a pointer and a number that has just been put as if it were bytes.
+    fn scale_pointer(&mut self, operator: BinaryOperator, to: &MemoryType, other: Type) -> Type {
+        let size = self.shared.types.size(to).unwrap_or(1);
+        if matches!(other, Type::Pointer(_)) || size == 1 {
+            return match other {
+                Type::Pointer(_) => Type::Number,
+                _ => Type::Pointer(to.clone()),
+            };
+        }
+        // left, right -> left, right * size
+        self.code.pop();
+        self.constant(i64::try_from(size).unwrap_or(1));
+        self.put(Operation::Binary(BinaryOperator::Multiply));
+        self.put(Operation::Binary(operator));
+        Type::Pointer(to.clone())
+    }
+
+    pub(super) fn must_be_number(&mut self, of: &Type, span: Span) {
+        let what = match of {
+            Type::Text if self.is_strict() => return,
+            Type::Text => "text",
+            Type::Stack => "a stack",
+            Type::Tuple(_) => "a tuple",
+            _ => return,
+        };
+        self.refuse(span, format!("expected a number, found {what}"));
+    }
+
+    fn builtin(&mut self, builtin: Builtin, span: Span) -> Type {
+        let (known, of) = match builtin {
+            Builtin::Argument(number) => return self.argument(usize::from(number)),
+            Builtin::Arguments => {
+                return self.refuse(
+                    span,
+                    "args as a whole has no value; name an argument, as in args.name",
+                );
+            }
+            Builtin::Comm => (Known::Comm, Type::Text),
+            Builtin::Cpu => (Known::Cpu, Type::Number),
+            Builtin::Nsecs => (Known::Nsecs, Type::Number),
+            Builtin::Elapsed => (Known::Elapsed, Type::Number),
+            Builtin::Pid => (Known::Pid, Type::Number),
+            Builtin::Tid => (Known::Tid, Type::Number),
+            Builtin::Probe => (Known::Probe, Type::Text),
+            Builtin::Function => (Known::Function, Type::Text),
+            Builtin::ReturnValue => return self.returned(span),
+            Builtin::KernelStack => return self.stack(Operation::KernelStack),
+            Builtin::UserStack => return self.stack(Operation::UserStack),
+            Builtin::CurrentTask => return self.current_task(),
+            Builtin::Uid => return self.of_task(&["cred", "uid", "val"], span),
+            Builtin::Gid => return self.of_task(&["cred", "gid", "val"], span),
+            Builtin::ParentPid => return self.of_task(&["real_parent", "tgid"], span),
+            Builtin::Random => (Known::Random, Type::Number),
+            Builtin::ProgramCounter => (Known::ProgramCounter, Type::Number),
+        };
+        self.put(Operation::Known(known));
+        of
+    }
+
+    fn stack(&mut self, operation: fn(usize) -> Operation) -> Type {
+        // bt(5) has room for 19 frames (STACKTRACE_MAX of sys/stacktrace.h).
+        const STRICT: usize = 19;
+        let most = if self.is_strict() { STRICT } else { MAX_FRAMES };
+        self.put(operation(most));
+        Type::Stack
+    }
+
+    pub(super) fn current_task(&mut self) -> Type {
+        self.put(Operation::Known(Known::Task));
+        match self.shared.types.written("struct task_struct *") {
+            Some(MemoryType::Pointer(task)) => Type::Pointer(*task),
+            _ => Type::Number,
+        }
+    }
+
+    /// Reads a number of the current task's, by its path of members.
+    fn of_task(&mut self, path: &[&str], span: Span) -> Type {
+        let mut found = self.current_task();
+        let said = self.shared.diagnostics.len();
+        for name in path {
+            found = self.member_of(found, name, span);
+            if self.shared.diagnostics.len() > said {
+                // One mistake is reported once.
+                return Type::Any;
+            }
+        }
+        self.settle(found, span)
+    }
+
+    fn returned(&mut self, span: Span) -> Type {
+        if self.probe.kind != Some(EventKind::Return) && !self.is_strict() {
+            return self.refuse(span, "retval is known at a return only");
+        }
+        if self.is_strict() && self.probe.is_system_call {
+            self.put(Operation::Known(Known::ReturnedOrMinusOne));
+            return Type::Number;
+        }
+        self.put(Operation::Known(Known::Returned));
+        let returns = self.probe.returns.clone();
+        let thing = returns.and_then(|name| self.shared.types.written(&name));
+        match thing {
+            Some(thing) if !self.is_strict() => self.typed(thing),
+            // A value without a type is a number that may be an error.
+            _ => {
+                self.put(Operation::Extend {
+                    bytes: 8,
+                    signed: true,
+                });
+                Type::Number
+            }
+        }
+    }
+
+    /// Types the word on the stack.
+    pub(super) fn typed(&mut self, thing: MemoryType) -> Type {
+        match thing {
+            MemoryType::Number { bytes, signed } => {
+                self.put(Operation::Extend { bytes, signed });
+                Type::Number
+            }
+            MemoryType::Char => {
+                self.put(Operation::Extend {
+                    bytes: 1,
+                    signed: true,
+                });
+                Type::Number
+            }
+            MemoryType::Pointer(to) => Type::Pointer(*to),
+            _ => Type::Number,
+        }
+    }
+
+    /// Compiles `$N`: a number if all of its text is one.
+    fn argument_of_script(&mut self, number: usize) -> Type {
+        let given = number
+            .checked_sub(1)
+            .and_then(|at| self.shared.options.arguments.get(at));
+        let Some(given) = given else {
+            let missing = match self.is_strict() {
+                true => (Value::text(b""), Type::Any),
+                false => (Value::ZERO, Type::Number),
+            };
+            self.put(Operation::Constant(missing.0));
+            return missing.1;
+        };
+        match number_of(given) {
+            Some(number) => {
+                self.constant(number);
+                Type::Number
+            }
+            None => {
+                let text = Value::text(given);
+                self.put(Operation::Constant(text));
+                Type::Text
+            }
+        }
+    }
+}
+
+/// Returns the number in an argument of the script: decimal, octal or hexadecimal as C writes it,
+/// with a sign.
+fn number_of(text: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    };
+    let (digits, radix) = match digits {
+        hex if hex.starts_with("0x") || hex.starts_with("0X") => (hex.get(2..)?, 16),
+        octal if octal.len() > 1 && octal.starts_with('0') => (octal.get(1..)?, 8),
+        decimal => (decimal, 10),
+    };
+    if digits.starts_with(['+', '-']) {
+        return None;
+    }
+    let number = i64::from_str_radix(digits, radix).ok()?;
+    Some(if negative { -number } else { number })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_numbers_if_all_of_them_is_one() {
+        for (text, expected) in [
+            ("12", Some(12)),
+            ("-3", Some(-3)),
+            ("0x1F", Some(31)),
+            ("010", Some(8)),
+            ("0", Some(0)),
+            ("12a", None),
+            ("", None),
+            ("--1", None),
+            ("0x", None),
+            ("sh", None),
+        ] {
+            assert_eq!(number_of(text.as_bytes()), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Compiles members, elements, casts and translators: the way from a pointer to a number in the
+//! guest's memory.
+
+use probes::event::EventKind;
+
+use super::types::{Member, MemoryType, Type};
+use super::{RuleCompiler, nearest, with};
+use crate::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, TypeName};
+use crate::program::{Known, Operation};
+
+/// The greatest depth of translators that use one another.
+const MOST_TRANSLATORS: usize = 16;
+
+impl RuleCompiler<'_, '_> {
+    /// Replaces the address of a thing on the stack by its contents, if these are a value.
+    pub(super) fn access(&mut self, thing: MemoryType) -> Type {
+        match thing {
+            MemoryType::Number { bytes, signed } => {
+                self.put(Operation::Load { bytes, signed });
+                Type::Number
+            }
+            MemoryType::Char => {
+                self.put(Operation::Load {
+                    bytes: 1,
+                    signed: true,
+                });
+                Type::Number
+            }
+            MemoryType::Pointer(to) => {
+                self.put(Operation::Load {
+                    bytes: 8,
+                    signed: false,
+                });
+                Type::Pointer(*to)
+            }
+            place => Type::Lvalue(place),
+        }
+    }
+
+    /// Compiles `of.name` and `of->name`.
+    pub(super) fn member(&mut self, of: &Expression, name: &str, name_span: Span) -> Type {
+        if of.kind == ExpressionKind::Builtin(Builtin::Arguments) {
+            return self.argument_named(name, name_span);
+        }
+        let said = self.shared.diagnostics.len();
+        let owner = self.expression(of);
+        match (owner, self.shared.diagnostics.len() > said) {
+            // The error has been reported.
+            (Type::Any, true) => Type::Any,
+            (owner, _) => self.member_of(owner, name, name_span),
+        }
+    }
+
+    /// Compiles a member of the value on the stack.
+    pub(super) fn member_of(&mut self, owner: Type, name: &str, span: Span) -> Type {
+        let thing = match owner {
+            Type::Pointer(MemoryType::Unknown) | Type::Any | Type::Number => {
+                return self.refuse(
+                    span,
+                    match self.shared.types.has_kernel_types() {
+                        true => format!("no type is known that has {name:?}; cast it, as in ((struct task_struct *)x)->{name}"),
+                        false => format!("no type is known that has {name:?}; the guest's kernel has no types (BTF) in it"),
+                    },
+                );
+            }
+            Type::Translated { translator, input } => {
+                return self.translated_member(translator, *input, name, span);
+            }
+            Type::Pointer(thing) | Type::Lvalue(thing) => thing,
+            Type::Text | Type::Shown | Type::Stack | Type::Tuple(_) => {
+                return self.refuse(span, format!("this has no member {name:?}"));
+            }
+        };
+        match self.shared.types.member(&thing, name) {
+            Ok(member) => self.read_member(member),
+            Err(none) => self.refuse_with(with(span, none.message, none.nearest)),
+        }
+    }
+
+    fn read_member(&mut self, member: Member) -> Type {
+        self.add(member.offset);
+        match member.bits {
+            Some((shift, width)) => {
+                self.put(Operation::LoadBits {
+                    shift,
+                    width,
+                    signed: member.signed,
+                });
+                Type::Number
+            }
+            None => self.access(member.thing),
+        }
+    }
+
+    fn add(&mut self, offset: u64) {
+        if offset != 0 {
+            self.constant(i64::try_from(offset).unwrap_or(i64::MAX));
+            self.put(Operation::Binary(BinaryOperator::Add));
+        }
+    }
+
+    /// Compiles `of[index]`; of `args`, the argument at that index.
+    pub(super) fn index(&mut self, of: &Expression, index: &Expression) -> Type {
+        if of.kind == ExpressionKind::Builtin(Builtin::Arguments) {
+            return match index.kind {
+                ExpressionKind::Number(number) => {
+                    let number = usize::try_from(number).unwrap_or(usize::MAX);
+                    self.declared_argument(number, index.span)
+                }
+                _ => self.refuse(index.span, "args is indexed by a number, as in args[0]"),
+            };
+        }
+        let element = match self.expression(of) {
+            Type::Lvalue(MemoryType::Array { element, .. }) => *element,
+            Type::Pointer(to) => to,
+            _ => {
+                return self.refuse(
+                    of.span,
+                    "expected an array or a pointer with a type; cast this",
+                );
+            }
+        };
+        let Some(size) = self.shared.types.size(&element) else {
+            return self.refuse(
+                of.span,
+                "the size of an element is not known; cast the pointer",
+            );
+        };
+        let found = self.value(index);
+        self.must_be_number(&found, index.span);
+        self.constant(i64::try_from(size).unwrap_or(i64::MAX));
+        self.put(Operation::Binary(BinaryOperator::Multiply));
+        self.put(Operation::Binary(BinaryOperator::Add));
+        self.access(element)
+    }
+
+    /// Compiles `(to)value`.
+    pub(super) fn cast(&mut self, to: &TypeName, value: &Expression) -> Type {
+        let from = self.expression(value);
+        let Some(thing) = self.shared.types.named(to) else {
+            return self.no_type(to);
+        };
+        let is_address = matches!(from, Type::Lvalue(_));
+        match thing {
+            MemoryType::Pointer(to) => {
+                if !is_address {
+                    let settled = self.settle(from, value.span);
+                    self.must_be_number(&settled, value.span);
+                }
+                Type::Pointer(*to)
+            }
+            MemoryType::Kernel(_) | MemoryType::Own(_) if is_address => Type::Lvalue(thing),
+            MemoryType::Kernel(_)
+            | MemoryType::Own(_)
+            | MemoryType::Array { .. }
+            | MemoryType::Unknown => {
+                let name = &to.base;
+                self.refuse(
+                    to.span,
+                    format!("nothing is cast to {name}; cast to {name} *"),
+                )
+            }
+            number => {
+                let settled = self.settle(from, value.span);
+                self.must_be_number(&settled, value.span);
+                self.typed(number)
+            }
+        }
+    }
+
+    pub(super) fn no_type(&mut self, name: &TypeName) -> Type {
+        let why = self.shared.types.why_none();
+        self.refuse(name.span, format!("no type {:?}{why}", name.base))
+    }
+
+    pub(super) fn offset_of(&mut self, owner: &TypeName, members: &[String]) -> Type {
+        let Some(mut thing) = self.shared.types.named(owner) else {
+            return self.no_type(owner);
+        };
+        let mut offset = 0u64;
+        for name in members {
+            match self.shared.types.member(&thing, name) {
+                Ok(member) => {
+                    offset = offset.saturating_add(member.offset);
+                    thing = member.thing;
+                }
+                Err(none) => {
+                    return self.refuse_with(with(owner.span, none.message, none.nearest));
+                }
+            }
+        }
+        self.constant(i64::try_from(offset).unwrap_or(i64::MAX));
+        Type::Number
+    }
+
+    /// Compiles `argN`: with its type if the probe's types are known, in bt(5) the plain register.
+    pub(super) fn argument(&mut self, number: usize) -> Type {
+        self.put(Operation::Known(Known::Argument(number)));
+        match self.probe.arguments.get(number) {
+            Some(declared) if !self.is_strict() => self.typed_as(&declared.type_name),
+            _ => Type::Number,
+        }
+    }
+
+    /// Types the word on the stack as the probe declares; as a number if that type is not known.
+    fn typed_as(&mut self, type_name: &str) -> Type {
+        match self.shared.types.written(type_name) {
+            Some(thing) => self.typed(thing),
+            None => Type::Number,
+        }
+    }
+
+    /// Compiles `args.name`.
+    fn argument_named(&mut self, name: &str, span: Span) -> Type {
+        let probe = self.probe;
+        let mut arguments = probe.arguments.iter().enumerate();
+        if let Some((number, found)) = arguments.find(|(_, known)| known.name == name) {
+            let register = self.register_of(number);
+            self.put(Operation::Known(Known::Argument(register)));
+            return self.typed_as(&found.type_name);
+        }
+        if name == "ret" && probe.kind == Some(EventKind::Return) {
+            self.put(Operation::Known(Known::Returned));
+            return Type::Number;
+        }
+        let why = match (
+            probe.kind,
+            probe.signature_known,
+            probe.arguments.is_empty(),
+        ) {
+            (None, ..) => "BEGIN and END have no arguments".to_owned(),
+            (_, false, _) => {
+                "the names of this probe's arguments are not known; use arg0, arg1 ...".to_owned()
+            }
+            (_, true, true) => "this probe has no arguments".to_owned(),
+            (_, true, false) => {
+                let names: Vec<&str> = probe.arguments.iter().map(|a| a.name.as_str()).collect();
+                format!("no argument {name:?}; there are {}", names.join(", "))
+            }
+        };
+        let names = probe.arguments.iter().map(|a| a.name.as_str());
+        let diagnostic = with(span, why, nearest(name, names));
+        self.refuse_with(diagnostic)
+    }
+
+    /// Returns the register of an argument: arguments of more than 8 bytes take two, those of more
+    /// than 16 none.
+    fn register_of(&self, number: usize) -> usize {
+        let before = self.probe.arguments.iter().take(number);
+        before
+            .map(|argument| {
+                let thing = self.shared.types.written(&argument.type_name);
+                match thing.and_then(|thing| self.shared.types.size(&thing)) {
+                    Some(9..=16) => 2,
+                    Some(17..) => 0,
+                    _ => 1,
+                }
+            })
+            .sum()
+    }
+
+    /// Compiles `args[N]`: with the type that the probe declares for it, which a translator may
+    /// make.
+    fn declared_argument(&mut self, number: usize, span: Span) -> Type {
+        let Some(argument) = self.probe.arguments.get(number).cloned() else {
+            let count = self.probe.arguments.len();
+            return self.refuse(
+                span,
+                format!("no argument {number}: this probe has {count}"),
+            );
+        };
+        let register = self.register_of(number);
+        self.put(Operation::Known(Known::Argument(register)));
+        let input = self.typed_as(&argument.type_name);
+        let Some(translated) = argument.translated.filter(|name| !name.is_empty()) else {
+            return input;
+        };
+        let output = translated.trim_end_matches(['*', ' ']).to_owned();
+        self.translate_to(&output, &argument.type_name, input, span)
+    }
+
+    /// Compiles `xlate <to>(of)`.
+    pub(super) fn translate(&mut self, to: &TypeName, of: &Expression) -> Type {
+        let input = self.expression(of);
+        let described = match &input {
+            Type::Pointer(thing) | Type::Lvalue(thing) => {
+                format!("{} *", self.shared.types.describe(thing))
+            }
+            _ => "a number".to_owned(),
+        };
+        self.translate_to(&to.base, &described, input, to.span)
+    }
+
+    /// Finds the translator for the input on the stack, which stays there.
+    fn translate_to(&mut self, output: &str, described: &str, input: Type, span: Span) -> Type {
+        let bare = |name: &str| name.trim_start_matches("struct ").to_owned();
+        let wanted = bare(output);
+        let script = self.shared.script;
+        let mut of_output = script
+            .translators
+            .iter()
+            .enumerate()
+            .filter(|(_, translator)| bare(&translator.output.base) == wanted)
+            .peekable();
+        if of_output.peek().is_none() {
+            let known = script.translators.iter().map(|t| t.output.base.as_str());
+            let suggestions = nearest(output, known);
+            let message = format!("no translator makes {output}");
+            return self.refuse_with(with(span, message, suggestions));
+        }
+        let of_input = |name: &TypeName| {
+            let known = self.shared.types.named(name);
+            match (&input, &known) {
+                (Type::Pointer(MemoryType::Unknown), _) | (_, None) => {
+                    bare(described.trim_end_matches(['*', ' '])) == bare(&name.base)
+                }
+                (Type::Pointer(thing), Some(MemoryType::Pointer(to))) => thing == to.as_ref(),
+                (Type::Lvalue(thing), Some(known)) => thing == known,
+                (Type::Number, Some(MemoryType::Number { .. })) => true,
+                _ => false,
+            }
+        };
+        let found = of_output.find(|(_, translator)| of_input(&translator.input));
+        match found {
+            Some((translator, of)) => {
+                // A structure of the program's own is known only by the script's definition of it.
+                let thing = self.shared.types.named(&of.input);
+                let input = match thing {
+                    Some(MemoryType::Pointer(to)) => Type::Pointer(*to),
+                    _ => input,
+                };
+                Type::Translated {
+                    translator,
+                    input: Box::new(input),
+                }
+            }
+            None => self.refuse(span, format!("no translator makes {output} of {described}")),
+        }
+    }
+
+    /// Compiles a member of a translator's output: its expression alone is evaluated.
+    fn translated_member(&mut self, at: usize, input: Type, name: &str, span: Span) -> Type {
+        let script = self.shared.script;
+        let Some(translator) = script.translators.get(at) else {
+            return Type::Any;
+        };
+        let member = translator.members.iter().find(|(known, _)| known == name);
+        let Some((_, value)) = member else {
+            let names = translator.members.iter().map(|(known, _)| known.as_str());
+            let message = format!(
+                "the translator of {} gives no member {name:?}",
+                translator.output.base
+            );
+            let suggestions = nearest(name, names);
+            return self.refuse_with(with(span, message, suggestions));
+        };
+        if self.scopes.len() >= MOST_TRANSLATORS {
+            let message = format!(
+                "the translators of {} use each other without end",
+                translator.output.base
+            );
+            return self.refuse(span, message);
+        }
+        let slot = self.new_slot();
+        self.put(Operation::SetLocal(slot));
+        self.scopes.push((translator.variable.clone(), slot, input));
+        let said = self.shared.diagnostics.len();
+        let found = self.value(value);
+        self.scopes.pop();
+        if !self.scopes.is_empty() {
+            return found;
+        }
+        // An error in a library's text is reported at its use.
+        for diagnostic in self.shared.diagnostics.iter_mut().skip(said) {
+            diagnostic.message = format!(
+                "in the translator of {}: {}",
+                translator.output.base, diagnostic.message
+            );
+            diagnostic.span = span;
+        }
+        found
+    }
+}

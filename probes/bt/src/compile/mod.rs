@@ -1,0 +1,426 @@
+//! Compiles a script's tree to programs: looks up names, follows types, and reports errors before
+//! anything touches the guest.
+//!
+//! The caller brings the facts about the guest ([`Guest`]) and has resolved the rules' probes. A
+//! rule is compiled once for each kind of its probes, because the meaning of `args.name` depends on
+//! the probe.
+
+mod calls;
+mod expressions;
+mod members;
+mod places;
+mod statements;
+mod types;
+mod variables;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use introspect::kernel::btf::Btf;
+use introspect::kernel::nearest::nearest as nearest_names;
+use probes::event::EventKind;
+use probes::probe::{Argument, Probe, Signature};
+
+use crate::ast::{Aggregation, Dialect, Rule, Script, Span};
+use crate::diagnostic::Diagnostic;
+use crate::maps::{MapDeclaration, MapKind};
+use crate::program::{Code, Emission, Operation};
+use crate::record;
+use crate::run::MOST_BYTES;
+use crate::time::Zone;
+use crate::value::Value;
+use types::{Type, Types};
+
+/// The number of names suggested for an unknown one.
+const SUGGESTIONS: usize = 3;
+/// The greatest depth of nested expressions, including those that translators add.
+const DEEPEST: usize = 400;
+/// The greatest number of expressions of one rule, including those that translators add.
+const MOST_EXPRESSIONS: usize = 1 << 16;
+/// Bytes of the texts that no rule reads from memory: a thread's name, an address, a time, the name
+/// of a usual probe.
+const LEAST_TEXT: usize = 64;
+/// The greatest number of operations of one rule.
+const MOST_OPERATIONS: usize = 1 << 16;
+const TOO_LARGE: &str = "this rule is too large, with the translators it uses";
+
+/// The facts about the guest that the compiler needs.
+pub trait Guest {
+    /// Returns the kernel's types.
+    fn types(&self) -> Option<&Btf>;
+    /// Returns the address of a kernel symbol.
+    fn symbol(&self, name: &str) -> Option<u64>;
+    /// Returns names of kernel symbols similar to `name`.
+    fn nearest_symbols(&self, name: &str) -> Vec<String>;
+}
+
+/// The options of a compilation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The language.
+    pub dialect: Dialect,
+    /// The script's arguments: `$1` and so on.
+    pub arguments: Vec<Vec<u8>>,
+    /// The greatest number of bytes of a string read from the guest.
+    pub longest_text: usize,
+    /// The greatest number of entries of a map.
+    pub most_entries: usize,
+    /// The time zone in which times are shown.
+    pub zone: Zone,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            dialect: Dialect::Normal,
+            arguments: Vec::new(),
+            longest_text: 256,
+            most_entries: 1 << 16,
+            zone: Zone::local(),
+        }
+    }
+}
+
+/// The properties of the probe for which a rule is compiled.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(crate) struct ProbeKindInfo {
+    /// The kind of event; `None` for BEGIN and END.
+    pub(crate) kind: Option<EventKind>,
+    pub(crate) is_system_call: bool,
+    pub(crate) arguments: Vec<Argument>,
+    pub(crate) returns: Option<String>,
+    pub(crate) signature_known: bool,
+}
+
+impl ProbeKindInfo {
+    pub(crate) fn of(probe: &Probe) -> Self {
+        let Signature { arguments, returns } = probe.signature.clone().unwrap_or_default();
+        Self {
+            kind: Some(probe.kind()),
+            is_system_call: probe.name.provider == probes::provider::system_calls::PROVIDER,
+            arguments,
+            returns,
+            signature_known: probe.signature.is_some(),
+        }
+    }
+}
+
+/// The parts of a script that all of its rules share, and its maps' types as far as they are known.
+pub(crate) struct Compiler<'c> {
+    script: &'c Script,
+    options: &'c Options,
+    guest: &'c dyn Guest,
+    types: Types<'c>,
+    maps: Vec<MapDeclaration>,
+    map_numbers: HashMap<String, usize>,
+    map_keyed: Vec<bool>,
+    map_types: Vec<Option<Type>>,
+    /// The types of the maps' keys: what iterating over a map yields.
+    key_types: Vec<Option<Type>>,
+    emissions: Vec<Emission>,
+    /// The length in bytes of the longest text that any rule can emit, as far as they are known.
+    longest_text: usize,
+    /// The number of words of the largest record.
+    words: usize,
+    diagnostics: Vec<Diagnostic>,
+}
+
+/// The parts that the rules share, once all of them are compiled.
+pub(crate) struct Compiled {
+    pub(crate) maps: Vec<MapDeclaration>,
+    pub(crate) emissions: Vec<Emission>,
+    pub(crate) words: usize,
+}
+
+impl<'c> Compiler<'c> {
+    pub(crate) fn new(script: &'c Script, options: &'c Options, guest: &'c dyn Guest) -> Self {
+        let mut compiler = Self {
+            script,
+            options,
+            guest,
+            types: Types::new(guest.types(), &script.structures),
+            maps: Vec::new(),
+            map_numbers: HashMap::new(),
+            map_keyed: Vec::new(),
+            map_types: Vec::new(),
+            key_types: Vec::new(),
+            emissions: Vec::new(),
+            longest_text: options.longest_text.max(LEAST_TEXT),
+            words: record::HEADER + 2,
+            diagnostics: Vec::new(),
+        };
+        places::declare(script, &mut |name, aggregation, keyed| {
+            compiler.declare(name, aggregation, keyed);
+        });
+        compiler
+    }
+
+    fn declare(&mut self, name: &str, aggregation: Option<Aggregation>, keyed: bool) {
+        let number = *self.map_numbers.entry(name.to_owned()).or_insert_with(|| {
+            self.maps.push(MapDeclaration {
+                name: name.to_owned(),
+                kind: MapKind::Scalar,
+            });
+            self.map_keyed.push(false);
+            self.map_types.push(None);
+            self.key_types.push(None);
+            self.maps.len() - 1
+        });
+        let is_kept_apart = match aggregation {
+            // In bt(5) an entry is a number that any of these may change.
+            Some(Aggregation::Count | Aggregation::Sum | Aggregation::Min | Aggregation::Max) => {
+                self.options.dialect == Dialect::Normal
+            }
+            Some(_) => true,
+            None => false,
+        };
+        if let (true, Some(aggregation), Some(map)) =
+            (is_kept_apart, aggregation, self.maps.get_mut(number))
+        {
+            map.kind = MapKind::Aggregation(aggregation);
+        }
+        if let Some(known) = self.map_keyed.get_mut(number) {
+            *known |= keyed;
+        }
+    }
+
+    /// Notes that rules can emit a text of this length.
+    pub(crate) fn may_put_out(&mut self, bytes: usize) {
+        self.longest_text = self.longest_text.max(bytes);
+    }
+
+    /// Learns the maps' types and the texts' lengths. It must run for each rule before the first is
+    /// compiled.
+    pub(crate) fn learn(&mut self, rule: &Rule, probe: &ProbeKindInfo) {
+        let (emissions, words, said) = (self.emissions.len(), self.words, self.diagnostics.len());
+        self.rule(rule, probe);
+        self.emissions.truncate(emissions);
+        self.words = words;
+        self.diagnostics.truncate(said);
+    }
+
+    /// Compiles a rule for one kind of probe.
+    pub(crate) fn rule(&mut self, rule: &Rule, probe: &ProbeKindInfo) -> Code {
+        let mut body = RuleCompiler {
+            shared: self,
+            probe,
+            code: Vec::new(),
+            locals: Vec::new(),
+            slots: 0,
+            scopes: Vec::new(),
+            loops: Vec::new(),
+            depth: 0,
+            spent: 0,
+        };
+        if let Some(filter) = &rule.filter {
+            body.value(filter);
+            body.put(Operation::Filter);
+        }
+        body.block(&rule.body);
+        body.put(Operation::Return);
+        if body.code.len() >= MOST_OPERATIONS {
+            let span = rule
+                .probes
+                .first()
+                .map_or(Span::default(), |spec| spec.span);
+            body.refuse(span, TOO_LARGE);
+        }
+        let slots = body.slots;
+        Code {
+            operations: body.code,
+            locals: slots,
+        }
+    }
+
+    /// Returns the maps that are printed at the end, in order. bt(5) prints those of `assigned`
+    /// that are not a single value.
+    pub(crate) fn printed_at_end(&self, assigned: &[&str]) -> Vec<usize> {
+        if self.options.dialect == Dialect::Normal {
+            return (0..self.maps.len()).collect();
+        }
+        let mut printed = Vec::new();
+        for name in assigned {
+            let map = self.map_numbers.get(*name).copied();
+            let is_map = |map: &usize| {
+                let gathers = self.maps.get(*map).map(|map| map.kind) != Some(MapKind::Scalar);
+                gathers || self.map_keyed.get(*map) == Some(&true)
+            };
+            if let Some(map) = map.filter(is_map)
+                && !printed.contains(&map)
+            {
+                printed.push(map);
+            }
+        }
+        printed
+    }
+
+    /// Returns the parts that all rules share.
+    ///
+    /// # Errors
+    /// The errors in the rules.
+    pub(crate) fn finish(self) -> Result<Compiled, Vec<Diagnostic>> {
+        let mut diagnostics = self.diagnostics;
+        diagnostics.sort_by_key(|found| (found.span.start, found.span.end));
+        diagnostics.dedup();
+        match diagnostics.is_empty() {
+            true => Ok(Compiled {
+                maps: self.maps,
+                emissions: self.emissions,
+                words: self.words.min(probes::ring::MAX_SLOT_WORDS),
+            }),
+            false => Err(diagnostics),
+        }
+    }
+
+    fn complain(&mut self, diagnostic: Diagnostic) {
+        self.diagnostics.push(diagnostic);
+    }
+}
+
+/// The compiler of one rule.
+struct RuleCompiler<'r, 'c> {
+    shared: &'r mut Compiler<'c>,
+    probe: &'r ProbeKindInfo,
+    code: Vec<Operation>,
+    /// The local variables in scope.
+    locals: Vec<Local>,
+    /// The number of local variables of the whole rule.
+    slots: usize,
+    /// The inputs of the translators that are being compiled, the innermost last.
+    scopes: Vec<(String, usize, Type)>,
+    loops: Vec<Loop>,
+    depth: usize,
+    /// The number of expressions so far.
+    spent: usize,
+}
+
+struct Local {
+    name: String,
+    slot: usize,
+    of: Type,
+}
+
+/// A loop that is being compiled: jumps whose targets are not known yet.
+struct Loop {
+    breaks: Vec<usize>,
+    continues: Vec<usize>,
+}
+
+impl RuleCompiler<'_, '_> {
+    fn dialect(&self) -> Dialect {
+        self.shared.options.dialect
+    }
+
+    fn is_strict(&self) -> bool {
+        self.dialect() == Dialect::Strict
+    }
+
+    /// Puts an operation, unless the rule is too large already.
+    fn put(&mut self, operation: Operation) {
+        self.shared.may_put_out(match &operation {
+            Operation::Constant(Value::Text(text)) => text.len(),
+            Operation::ReadText { most }
+            | Operation::ReadTextOf { most }
+            | Operation::ReadBytes { most } => (*most).min(MOST_BYTES),
+            _ => 0,
+        });
+        if self.code.len() < MOST_OPERATIONS {
+            self.code.push(operation);
+        }
+    }
+
+    fn constant(&mut self, number: i64) {
+        self.put(Operation::Constant(Value::Int(number)));
+    }
+
+    /// Reports an error. Compiling goes on to find more of them, but the code will not be used, so
+    /// the stack's contents do not matter.
+    fn refuse(&mut self, span: Span, message: impl Into<String>) -> Type {
+        self.refuse_with(Diagnostic::new(span, message))
+    }
+
+    fn refuse_with(&mut self, diagnostic: Diagnostic) -> Type {
+        let dialect = self.dialect();
+        self.shared.complain(Diagnostic {
+            dialect,
+            ..diagnostic
+        });
+        Type::Any
+    }
+
+    fn new_slot(&mut self) -> usize {
+        self.slots += 1;
+        self.slots - 1
+    }
+
+    /// Returns the index of the next operation.
+    fn here(&self) -> usize {
+        self.code.len()
+    }
+
+    /// Puts a jump whose target is set later; see [`Self::land`].
+    fn jump(&mut self, make: fn(usize) -> Operation) -> usize {
+        self.put(make(usize::MAX));
+        self.code.len() - 1
+    }
+
+    /// Sets the target of the jump at `from` to here.
+    fn land(&mut self, from: usize) {
+        let here = self.here();
+        self.lead(from, here);
+    }
+
+    fn lead(&mut self, from: usize, to: usize) {
+        match self.code.get_mut(from) {
+            Some(Operation::Jump(target) | Operation::JumpIfZero(target)) => *target = to,
+            Some(Operation::Next { end, .. }) => *end = to,
+            _ => {}
+        }
+    }
+
+    /// Adds an emission whose values have these types.
+    fn emission(&mut self, emission: Emission, values: &[Type]) -> usize {
+        let longest = self.shared.longest_text;
+        let words: usize = values.iter().map(|of| words_of(of, longest)).sum();
+        self.shared.words = self.shared.words.max(record::HEADER + words);
+        self.shared.emissions.push(emission);
+        self.shared.emissions.len() - 1
+    }
+}
+
+/// Returns the greatest number of words that a value of a type takes in a record.
+fn words_of(of: &Type, longest_text: usize) -> usize {
+    let text = 1 + longest_text.div_ceil(8);
+    match of {
+        Type::Number | Type::Pointer(_) => 2,
+        Type::Shown => text.max(3),
+        Type::Text => text,
+        Type::Stack => 2 + probes::event::MAX_FRAMES,
+        Type::Tuple(items) => {
+            1 + items
+                .iter()
+                .map(|i| words_of(i, longest_text))
+                .sum::<usize>()
+        }
+        Type::Any | Type::Lvalue(_) | Type::Translated { .. } => text,
+    }
+}
+
+/// Returns the names similar to one.
+fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
+    let found = nearest_names(name, names, SUGGESTIONS).into_iter();
+    found.map(str::to_owned).collect()
+}
+
+/// Makes a message with names that may have been meant.
+fn with(span: Span, message: impl Into<String>, suggestions: Vec<String>) -> Diagnostic {
+    Diagnostic {
+        suggestions,
+        ..Diagnostic::new(span, message)
+    }
+}
+
+/// Returns text that is shared.
+fn shared_text(text: &[u8]) -> Arc<str> {
+    String::from_utf8_lossy(text).into()
+}

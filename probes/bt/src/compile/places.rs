@@ -1,0 +1,53 @@
+//! Finds a script's maps: every `@name` that it writes, reads, or passes to a function.
+
+use crate::ast::{
+    Aggregation, Expression, ExpressionKind, Lvalue, LvalueKind, Script, Statement, StatementKind,
+};
+use crate::walk::{below, expressions, statements};
+
+type Found<'f> = &'f mut dyn FnMut(&str, Option<Aggregation>, bool);
+
+/// Reports each map's name, its aggregation, and whether it has keys. A map with two uses is
+/// reported twice.
+pub(super) fn declare(script: &Script, found: Found<'_>) {
+    for rule in &script.rules {
+        if let Some(filter) = &rule.filter {
+            read(filter, found);
+        }
+        statements(&rule.body, &mut |statement| {
+            written(statement, found);
+            expressions(statement, &mut |of| read(of, found));
+        });
+    }
+    for translator in &script.translators {
+        for (_, value) in &translator.members {
+            read(value, found);
+        }
+    }
+}
+
+fn written(statement: &Statement, found: Found<'_>) {
+    match &statement.kind {
+        StatementKind::Assign { place, .. } => met(place, None, found),
+        StatementKind::Aggregate {
+            place, aggregation, ..
+        } => met(place, Some(*aggregation), found),
+        StatementKind::ForMap { map, .. } => found(map, None, true),
+        _ => {}
+    }
+}
+
+fn read(of: &Expression, found: Found<'_>) {
+    below(of, &mut |of| match &of.kind {
+        ExpressionKind::Lvalue(place) | ExpressionKind::Step { place, .. } => {
+            met(place, None, found);
+        }
+        _ => {}
+    });
+}
+
+fn met(place: &Lvalue, aggregation: Option<Aggregation>, found: Found<'_>) {
+    if let LvalueKind::Global { name, keys } = &place.kind {
+        found(name, aggregation, !keys.is_empty());
+    }
+}

@@ -1,0 +1,299 @@
+//! Compiles statements: operations that leave nothing on the stack.
+
+use super::types::Type;
+use super::variables::is_histogram;
+use super::{Loop, RuleCompiler};
+use crate::ast::{
+    Aggregation, BinaryOperator, Block, Expression, Lvalue, LvalueKind, Span, Statement,
+    StatementKind,
+};
+use crate::maps::MapKind;
+use crate::program::Operation;
+
+impl RuleCompiler<'_, '_> {
+    /// Compiles a block. Local variables live as long as the rule: they may be set in a branch and
+    /// read behind it.
+    pub(super) fn block(&mut self, block: &Block) {
+        for statement in &block.statements {
+            self.statement(statement);
+        }
+    }
+
+    fn statement(&mut self, statement: &Statement) {
+        let span = statement.span;
+        match &statement.kind {
+            StatementKind::Assign {
+                place,
+                operator,
+                value,
+            } => self.assign(place, *operator, value),
+            StatementKind::Aggregate {
+                place,
+                aggregation,
+                value,
+            } => self.aggregate(place, *aggregation, value.as_ref()),
+            StatementKind::Expression(expression) => {
+                self.effect(expression);
+            }
+            StatementKind::If {
+                condition,
+                then,
+                otherwise,
+            } => {
+                self.value(condition);
+                let no = self.jump(Operation::JumpIfZero);
+                self.block(then);
+                if otherwise.statements.is_empty() {
+                    return self.land(no);
+                }
+                let end = self.jump(Operation::Jump);
+                self.land(no);
+                self.block(otherwise);
+                self.land(end);
+            }
+            StatementKind::While { condition, body } => {
+                let again = self.here();
+                self.value(condition);
+                let out = self.jump(Operation::JumpIfZero);
+                self.looped(body, Some(again));
+                self.put(Operation::Jump(again));
+                self.land(out);
+                self.end_loop();
+            }
+            StatementKind::Repeat { times, body } => {
+                let slot = self.new_slot();
+                self.value(times);
+                self.put(Operation::SetLocal(slot));
+                self.counted(
+                    slot,
+                    body,
+                    |of| {
+                        of.put(Operation::Local(slot));
+                        of.constant(0);
+                        of.put(Operation::Binary(BinaryOperator::Greater));
+                    },
+                    -1,
+                );
+            }
+            StatementKind::ForRange {
+                variable,
+                first,
+                end,
+                body,
+            } => {
+                let limit = self.new_slot();
+                self.value(first);
+                let slot = self.local(variable, Type::Number);
+                self.put(Operation::SetLocal(slot));
+                self.value(end);
+                self.put(Operation::SetLocal(limit));
+                self.counted(
+                    slot,
+                    body,
+                    |of| {
+                        of.put(Operation::Local(slot));
+                        of.put(Operation::Local(limit));
+                        of.put(Operation::Binary(BinaryOperator::Less));
+                    },
+                    1,
+                );
+            }
+            StatementKind::ForMap {
+                variable,
+                map,
+                body,
+            } => self.for_map(variable, map, body, span),
+            StatementKind::Break => self.leave(span, true),
+            StatementKind::Continue => self.leave(span, false),
+            StatementKind::Return => self.put(Operation::Return),
+        }
+    }
+
+    fn assign(&mut self, place: &Lvalue, operator: Option<BinaryOperator>, value: &Expression) {
+        match &place.kind {
+            LvalueKind::Local(name) => {
+                let mut of = self.local_operand(name, operator, place.span);
+                let found = self.value(value);
+                of = match operator {
+                    Some(operator) => {
+                        self.put(Operation::Binary(operator));
+                        of
+                    }
+                    None => found,
+                };
+                let slot = self.local(name, of);
+                self.put(Operation::SetLocal(slot));
+            }
+            LvalueKind::Global { name, keys } => {
+                let Some(map) = self.map(name, keys.len(), place.span) else {
+                    return;
+                };
+                if let Some(MapKind::Aggregation(_)) = self.shared.maps.get(map).map(|m| m.kind)
+                    && !self.is_strict()
+                {
+                    self.refuse(place.span, format!("@{name} gathers values by a function such as count(); it cannot be assigned to"));
+                    return;
+                }
+                self.keys(map, keys);
+                let of = self.value(value);
+                let keys = keys.len();
+                match operator {
+                    Some(operator) => {
+                        self.must_be_number(&of, value.span);
+                        self.put(Operation::UpdateGlobal {
+                            map,
+                            keys,
+                            operator,
+                        });
+                        self.learn_map(map, Type::Number);
+                    }
+                    None => {
+                        self.put(Operation::SetGlobal { map, keys });
+                        self.learn_map(map, of);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts the variable's value before the change, for `$x op= value`.
+    fn local_operand(&mut self, name: &str, operator: Option<BinaryOperator>, span: Span) -> Type {
+        if operator.is_none() {
+            return Type::Any;
+        }
+        let known = self.locals.iter().any(|local| local.name == name);
+        if !known {
+            self.refuse(span, format!("${name} is read before it is set"));
+            return Type::Number;
+        }
+        let slot = self.local(name, Type::Number);
+        self.put(Operation::Local(slot));
+        Type::Number
+    }
+
+    fn aggregate(&mut self, place: &Lvalue, aggregation: Aggregation, value: Option<&Expression>) {
+        let LvalueKind::Global { name, keys } = &place.kind else {
+            self.refuse(place.span, "values are gathered in maps: @x = count()");
+            return;
+        };
+        let Some(map) = self.map(name, keys.len(), place.span) else {
+            return;
+        };
+        let declared = self.shared.maps.get(map).map(|map| map.kind);
+        if let Some(MapKind::Aggregation(declared)) = declared
+            && declared != aggregation
+        {
+            self.refuse(
+                place.span,
+                format!("@{name} gathers by one function elsewhere and by another here"),
+            );
+            return;
+        }
+        self.keys(map, keys);
+        match value {
+            Some(value) => {
+                let of = self.value(value);
+                self.must_be_number(&of, value.span);
+            }
+            None => self.constant(1),
+        }
+        self.put(Operation::Aggregate {
+            map,
+            keys: keys.len(),
+            aggregation,
+        });
+        if !is_histogram(aggregation) {
+            self.learn_map(map, Type::Number);
+        }
+    }
+
+    /// Compiles the body of a loop; `again` is the target of `continue`, if it is known.
+    fn looped(&mut self, body: &Block, again: Option<usize>) {
+        self.loops.push(Loop {
+            breaks: Vec::new(),
+            continues: Vec::new(),
+        });
+        self.block(body);
+        let to = again.unwrap_or_else(|| self.here());
+        let continues = self
+            .loops
+            .last_mut()
+            .map(|l| std::mem::take(&mut l.continues));
+        for from in continues.unwrap_or_default() {
+            self.lead(from, to);
+        }
+    }
+
+    /// Sets the target of `break` to here.
+    fn end_loop(&mut self) {
+        let Some(ended) = self.loops.pop() else {
+            return;
+        };
+        for from in ended.breaks {
+            self.land(from);
+        }
+    }
+
+    /// Compiles a loop over numbers that goes on until `condition` leaves 0.
+    fn counted(&mut self, slot: usize, body: &Block, condition: impl Fn(&mut Self), by: i64) {
+        let again = self.here();
+        condition(self);
+        let out = self.jump(Operation::JumpIfZero);
+        self.looped(body, None);
+        self.put(Operation::StepLocal {
+            slot,
+            by,
+            postfix: false,
+        });
+        self.put(Operation::Drop);
+        self.put(Operation::Jump(again));
+        self.land(out);
+        self.end_loop();
+    }
+
+    fn for_map(&mut self, variable: &str, name: &str, body: &Block, span: Span) {
+        let Some(map) = self.shared.map_numbers.get(name).copied() else {
+            self.refuse(span, format!("@{name} is not used anywhere else"));
+            return;
+        };
+        let key = self.shared.key_types.get(map).cloned().flatten();
+        let value = match self.shared.maps.get(map).map(|map| map.kind) {
+            Some(MapKind::Aggregation(_)) => Some(Type::Number),
+            _ => self.shared.map_types.get(map).cloned().flatten(),
+        };
+        let item = Type::Tuple(vec![key.unwrap_or(Type::Any), value.unwrap_or(Type::Any)]);
+        let slot = self.local(variable, item);
+        self.put(Operation::Iterate(map));
+        let again = self.here();
+        self.put(Operation::Next {
+            slot,
+            end: usize::MAX,
+        });
+        self.looped(body, Some(again));
+        self.put(Operation::Jump(again));
+        // `break` ends the iteration over the map; its own end does so by itself.
+        let breaks = self.loops.pop().map(|l| l.breaks).unwrap_or_default();
+        if !breaks.is_empty() {
+            for from in breaks {
+                self.land(from);
+            }
+            self.put(Operation::EndIteration);
+        }
+        self.land(again);
+    }
+
+    fn leave(&mut self, span: Span, is_break: bool) {
+        if self.loops.is_empty() {
+            let word = if is_break { "break" } else { "continue" };
+            self.refuse(span, format!("{word} outside of a loop"));
+            return;
+        }
+        let from = self.jump(Operation::Jump);
+        if let Some(around) = self.loops.last_mut() {
+            match is_break {
+                true => around.breaks.push(from),
+                false => around.continues.push(from),
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Compiles variables, which live for one run of a rule or for the whole script.
+
+use super::types::Type;
+use super::{RuleCompiler, nearest, with};
+use crate::ast::{Aggregation, Expression, Lvalue, LvalueKind, Span};
+use crate::maps::MapKind;
+use crate::program::Operation;
+
+impl RuleCompiler<'_, '_> {
+    /// Puts the value of a variable.
+    pub(super) fn read_place(&mut self, place: &Lvalue) -> Type {
+        match &place.kind {
+            LvalueKind::Local(name) => self.read_local(name, place.span),
+            LvalueKind::Global { name, keys } => {
+                let Some(map) = self.map(name, keys.len(), place.span) else {
+                    return Type::Any;
+                };
+                let gathers = self.shared.maps.get(map).map(|map| map.kind);
+                if let Some(MapKind::Aggregation(aggregation)) = gathers
+                    && !self.is_strict()
+                    && is_histogram(aggregation)
+                {
+                    return self.refuse(
+                        place.span,
+                        format!("@{name} is a histogram and has no value; print it"),
+                    );
+                }
+                self.keys(map, keys);
+                self.put(Operation::Global {
+                    map,
+                    keys: keys.len(),
+                });
+                match gathers {
+                    Some(MapKind::Aggregation(_)) => Type::Number,
+                    _ => {
+                        let known = self.shared.map_types.get(map).cloned().flatten();
+                        known.unwrap_or(Type::Any)
+                    }
+                }
+            }
+        }
+    }
+
+    fn read_local(&mut self, name: &str, span: Span) -> Type {
+        let input = self.scopes.iter().rev().find(|(known, ..)| known == name);
+        if let Some((_, slot, of)) = input {
+            let (slot, of) = (*slot, of.clone());
+            self.put(Operation::Local(slot));
+            return of;
+        }
+        let local = self.locals.iter().rev().find(|local| local.name == name);
+        if let Some(local) = local {
+            let (slot, of) = (local.slot, local.of.clone());
+            self.put(Operation::Local(slot));
+            return of;
+        }
+        if self.is_strict() {
+            self.constant(0);
+            return Type::Any;
+        }
+        let names = self.locals.iter().map(|local| local.name.as_str());
+        let nearest = nearest(name, names).into_iter().map(|n| format!("${n}"));
+        let diagnostic = with(
+            span,
+            format!("${name} is read before it is set"),
+            nearest.collect(),
+        );
+        self.refuse_with(diagnostic)
+    }
+
+    /// Puts the keys of a map's entry, and learns their types.
+    pub(super) fn keys(&mut self, map: usize, keys: &[Expression]) {
+        let mut types: Vec<Type> = keys.iter().map(|key| self.value(key)).collect();
+        let of = match types.len() {
+            1 => types.swap_remove(0),
+            _ => Type::Tuple(types),
+        };
+        if let Some(known) = self.shared.key_types.get_mut(map) {
+            join(known, of);
+        }
+    }
+
+    /// Returns the number of a map.
+    pub(super) fn map(&mut self, name: &str, keys: usize, span: Span) -> Option<usize> {
+        let map = self.shared.map_numbers.get(name).copied()?;
+        let keyed = self.shared.map_keyed.get(map).copied().unwrap_or_default();
+        if keyed && keys == 0 && !self.is_strict() {
+            self.shared.complain(with(
+                span,
+                format!("@{name} has keys; name one, as in @{name}[pid]"),
+                Vec::new(),
+            ));
+            return None;
+        }
+        Some(map)
+    }
+
+    pub(super) fn step(&mut self, place: &Lvalue, by: i64, postfix: bool) -> Type {
+        match &place.kind {
+            LvalueKind::Local(name) => {
+                let slot = self.local(name, Type::Number);
+                self.put(Operation::StepLocal { slot, by, postfix });
+            }
+            LvalueKind::Global { name, keys } => {
+                let Some(map) = self.map(name, keys.len(), place.span) else {
+                    return Type::Number;
+                };
+                self.keys(map, keys);
+                self.put(Operation::StepGlobal {
+                    map,
+                    keys: keys.len(),
+                    by,
+                    postfix,
+                });
+                self.learn_map(map, Type::Number);
+            }
+        }
+        Type::Number
+    }
+
+    /// Notes that a map may hold values of this type.
+    pub(super) fn learn_map(&mut self, map: usize, of: Type) {
+        if let Some(known) = self.shared.map_types.get_mut(map) {
+            join(known, of);
+        }
+    }
+
+    /// Returns the slot of a local variable, which holds a value of this type from here on.
+    pub(super) fn local(&mut self, name: &str, of: Type) -> usize {
+        if let Some(local) = self.locals.iter_mut().rev().find(|l| l.name == name) {
+            if local.of != of {
+                local.of = Type::Any;
+            }
+            return local.slot;
+        }
+        let slot = self.new_slot();
+        self.locals.push(super::Local {
+            name: name.to_owned(),
+            slot,
+            of,
+        });
+        slot
+    }
+}
+
+/// Reduces a known type to what it has in common with another assignment's.
+fn join(known: &mut Option<Type>, of: Type) {
+    *known = Some(match known.take() {
+        None => of,
+        Some(known) if known == of => known,
+        Some(_) => Type::Any,
+    });
+}
+
+pub(super) fn is_histogram(aggregation: Aggregation) -> bool {
+    matches!(
+        aggregation,
+        Aggregation::PowerHistogram | Aggregation::LinearHistogram { .. }
+    )
+}

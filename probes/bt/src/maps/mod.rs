@@ -1,0 +1,317 @@
+//! The global variables of a script.
+//!
+//! The threads that run a script's programs share one [`Maps`] and change it by reference. A
+//! [`MapSnapshot`] serves to show a map. A variable without keys is a map with the one key that is
+//! empty.
+//!
+//! The values of `count()` and the like are kept per shard and merged when read. There is one shard
+//! a vCPU, so that hits do not wait for each other. Assigned values are kept in one place. No
+//! thread's update is lost. The maps are bounded: see [`Maps::lost`]. Nothing here needs the guest:
+//! symbols and stacks stay addresses.
+//!
+//! In the strict dialect maps are those of bt(5), oddities included. Keys are the texts that they
+//! show, joined by `", "`. `count()`, `sum()`, `min()` and `max()` change plain entries, a missing
+//! entry counts as 0, and several of them may change one map.
+
+mod accumulator;
+mod cells;
+mod shards;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::ast::{Aggregation, Dialect};
+use crate::value::Value;
+use cells::Cells;
+use shards::Shards;
+pub use snapshot::{MapSnapshot, Reading};
+
+/// A map's number: its index in the declarations.
+pub type MapNumber = usize;
+
+/// The key of an entry: empty for a variable without keys.
+pub type Key = Arc<[Value]>;
+
+/// The number of bytes of a key in bt(5), of the values that are text at the time of the hit.
+const STRICT_KEY_BYTES: usize = 511;
+
+/// A global variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapDeclaration {
+    /// The variable's name without `@`; may be empty.
+    pub name: String,
+    /// The kind of map.
+    pub kind: MapKind,
+}
+
+/// The contents of a map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapKind {
+    /// Assigned values. In the strict dialect, all but histograms.
+    Scalar,
+    /// Values that a function aggregates.
+    Aggregation(Aggregation),
+}
+
+/// All global variables of a script. An invalid map number finds nothing and changes nothing.
+#[derive(Debug)]
+pub struct Maps {
+    maps: Vec<Map>,
+    dialect: Dialect,
+    lost: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Map {
+    name: Arc<str>,
+    storage: Storage,
+}
+
+#[derive(Debug)]
+enum Storage {
+    Cells(Cells),
+    Shards(Shards),
+}
+
+impl Maps {
+    /// Makes the empty maps of a script. `shards` is the number of threads that aggregate at a time
+    /// (0 counts as 1). Each map has at most `most_entries` entries.
+    #[must_use]
+    pub fn new(
+        declarations: Vec<MapDeclaration>,
+        shards: usize,
+        dialect: Dialect,
+        most_entries: usize,
+    ) -> Self {
+        let maps = (declarations.into_iter())
+            .map(|MapDeclaration { name, kind }| Map {
+                name: name.into(),
+                storage: match kind {
+                    MapKind::Scalar => Storage::Cells(Cells::new(dialect, most_entries)),
+                    MapKind::Aggregation(aggregation) => {
+                        Storage::Shards(Shards::new(aggregation, dialect, shards, most_entries))
+                    }
+                },
+            })
+            .collect();
+        Self {
+            maps,
+            dialect,
+            lost: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns an entry's value. For aggregated values it is the number that they amount to, for
+    /// `avg` and `stats` the mean; a histogram has none.
+    ///
+    /// It is `None` if there is no such entry. In the strict dialect that holds only for a map that
+    /// is unset or cleared. In all others, reading an entry makes it, with the value 0, as in
+    /// bt(5).
+    pub fn get(&self, map: MapNumber, key: &[Value]) -> Option<Value> {
+        let key = &*self.key(key);
+        match self.storage(map)? {
+            Storage::Cells(cells) => {
+                let (value, stored) = cells.get(key);
+                self.note(stored);
+                value
+            }
+            Storage::Shards(shards) => shards.merged(key)?.number().map(Value::Int),
+        }
+    }
+
+    /// Assigns a value. A map with an aggregation accepts no assignments.
+    pub fn set(&self, map: MapNumber, key: &[Value], value: Value) {
+        self.update(map, key, |_| value);
+    }
+
+    /// Replaces a value by the result of `change`, as one step, and returns the new value. `change`
+    /// runs under the map's lock, so it must not call the maps.
+    pub fn update(
+        &self,
+        map: MapNumber,
+        key: &[Value],
+        change: impl FnOnce(Option<&Value>) -> Value,
+    ) -> Value {
+        let Some(Storage::Cells(cells)) = self.storage(map) else {
+            return change(None);
+        };
+        let (value, stored) = cells.update(&self.key(key), change);
+        self.note(stored);
+        value
+    }
+
+    /// Aggregates a value for the thread of a shard. Any shard number will do, but threads that
+    /// share one wait for each other. `aggregation` matters only for a map of assigned values.
+    pub fn aggregate(
+        &self,
+        map: MapNumber,
+        shard: usize,
+        aggregation: Aggregation,
+        key: &[Value],
+        value: i64,
+    ) {
+        let key = &*self.key(key);
+        let stored = match self.storage(map) {
+            None => true,
+            Some(Storage::Shards(shards)) => shards.add(shard, key, value),
+            Some(Storage::Cells(cells)) => {
+                (cells.update(key, |old| combine(aggregation, self.dialect, old, value))).1
+            }
+        };
+        self.note(stored);
+    }
+
+    /// Removes an entry. Returns whether it existed.
+    pub fn delete(&self, map: MapNumber, key: &[Value]) -> bool {
+        let key = &*self.key(key);
+        match self.storage(map) {
+            None => false,
+            Some(Storage::Cells(cells)) => cells.delete(key),
+            Some(Storage::Shards(shards)) => shards.delete(key),
+        }
+    }
+
+    /// Checks whether there is such an entry.
+    #[must_use]
+    pub fn contains(&self, map: MapNumber, key: &[Value]) -> bool {
+        let key = &*self.key(key);
+        match self.storage(map) {
+            None => false,
+            Some(Storage::Cells(cells)) => cells.contains(key),
+            Some(Storage::Shards(shards)) => shards.contains(key),
+        }
+    }
+
+    /// Removes all entries.
+    pub fn clear(&self, map: MapNumber) {
+        match self.storage(map) {
+            None => {}
+            Some(Storage::Cells(cells)) => cells.clear(),
+            Some(Storage::Shards(shards)) => shards.clear(),
+        }
+    }
+
+    /// Sets all entries to 0, and text to empty; in the strict dialect all to the number 0.
+    /// Aggregations start anew.
+    pub fn zero(&self, map: MapNumber) {
+        match self.storage(map) {
+            None => {}
+            Some(Storage::Cells(cells)) => cells.zero(),
+            Some(Storage::Shards(shards)) => shards.zero(),
+        }
+    }
+
+    /// Returns the number of entries.
+    #[must_use]
+    pub fn len(&self, map: MapNumber) -> usize {
+        match self.storage(map) {
+            None => 0,
+            Some(Storage::Cells(cells)) => cells.len(),
+            Some(Storage::Shards(shards)) => shards.len(),
+        }
+    }
+
+    /// Returns all entries, ordered by key. Entries of one shard are of one moment.
+    #[must_use]
+    pub fn snapshot(&self, map: MapNumber) -> MapSnapshot {
+        let Some(map) = self.maps.get(map) else {
+            return MapSnapshot::default();
+        };
+        let entries = match &map.storage {
+            Storage::Cells(cells) => cells.entries(),
+            Storage::Shards(shards) => shards.entries(),
+        };
+        MapSnapshot::new(map.name.clone(), entries)
+    }
+
+    /// Returns the map of this name, without `@`.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<MapNumber> {
+        self.maps.iter().position(|map| &*map.name == name)
+    }
+
+    /// Returns the number of values that were not kept: the map had no room for a new entry, or the
+    /// histogram none for a new bucket.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    fn storage(&self, map: MapNumber) -> Option<&Storage> {
+        self.maps.get(map).map(|map| &map.storage)
+    }
+
+    fn note(&self, stored: bool) {
+        if !stored {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the key as the dialect compares it.
+    fn key<'a>(&self, key: &'a [Value]) -> Cow<'a, [Value]> {
+        match self.dialect {
+            Dialect::Normal => Cow::Borrowed(key),
+            Dialect::Strict => strict_key(key),
+        }
+    }
+}
+
+/// Returns the text of a key, as bt(5) compares it: 1 and "1" are the same, and so are `1, 2` and
+/// "1, 2". Values that the guest's names show, such as stacks, stay unchanged.
+fn strict_key(key: &[Value]) -> Cow<'_, [Value]> {
+    let text = |value: &Value| match value {
+        Value::Int(number) => Some(Arc::from(number.to_string().as_bytes())),
+        Value::Unsigned(number) => Some(Arc::from(number.to_string().as_bytes())),
+        Value::Text(text) => Some(text.clone()),
+        _ => None,
+    };
+    match key {
+        [] => Cow::Borrowed(key),
+        [Value::Text(text)] if text.len() <= STRICT_KEY_BYTES => Cow::Borrowed(key),
+        _ => match key.iter().map(text).collect::<Option<Vec<_>>>() {
+            Some(parts) => {
+                let mut joined = parts.join(&b", "[..]);
+                joined.truncate(STRICT_KEY_BYTES);
+                Cow::Owned(vec![Value::Text(joined.into())])
+            }
+            None => (key.iter())
+                .map(|value| text(value).map_or_else(|| value.clone(), Value::Text))
+                .collect(),
+        },
+    }
+}
+
+/// Applies an aggregation to an entry that holds an assigned value. A value that cannot be added up
+/// is left as it is.
+fn combine(aggregation: Aggregation, dialect: Dialect, old: Option<&Value>, value: i64) -> Value {
+    #[allow(clippy::cast_possible_wrap)] // C's conversion
+    let old_number = match old {
+        Some(Value::Int(number)) => Some(*number),
+        Some(Value::Unsigned(number)) => Some(*number as i64),
+        Some(_) => Some(0),
+        // In bt(5) a missing entry is 0, even for the minimum.
+        None if dialect == Dialect::Strict => Some(0),
+        None => None,
+    };
+    let before = old_number.unwrap_or(0);
+    Value::Int(match aggregation {
+        Aggregation::Count => before.wrapping_add(1),
+        Aggregation::Sum => before.wrapping_add(value),
+        Aggregation::Min => old_number.map_or(value, |old| old.min(value)),
+        Aggregation::Max => old_number.map_or(value, |old| old.max(value)),
+        Aggregation::Average
+        | Aggregation::Stats
+        | Aggregation::PowerHistogram
+        | Aggregation::LinearHistogram { .. } => before,
+    })
+}
+
+/// Takes a lock. If its holder panicked, the entries are still whole, because each change is one
+/// step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

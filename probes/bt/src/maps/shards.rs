@@ -1,0 +1,134 @@
+//! Entries with an aggregation, one set per thread.
+//!
+//! Lock order: `known`, then a shard. A hit on a key that its shard has takes the shard's lock
+//! only. A change to the set of keys holds `known` throughout, so that the number of different keys
+//! stays exact.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+
+use super::accumulator::Accumulator;
+use super::snapshot::Reading;
+use super::{Key, lock};
+use crate::ast::{Aggregation, Dialect};
+use crate::value::Value;
+
+/// The entries of a map.
+#[derive(Debug)]
+pub(super) struct Shards {
+    /// The initial value of an entry.
+    fresh: Accumulator,
+    most: usize,
+    /// The keys of all shards.
+    known: Mutex<HashSet<Key>>,
+    shards: Box<[Shard]>,
+}
+
+/// One thread's part, on cache lines of its own (two, as processors fetch pairs of them).
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard(Mutex<HashMap<Key, Accumulator>>);
+
+impl Shards {
+    pub(super) fn new(
+        aggregation: Aggregation,
+        dialect: Dialect,
+        shards: usize,
+        most: usize,
+    ) -> Self {
+        Self {
+            fresh: Accumulator::new(aggregation, dialect),
+            most,
+            known: Mutex::default(),
+            shards: (0..shards.max(1)).map(|_| Shard::default()).collect(),
+        }
+    }
+
+    /// Adds a value. Returns `false` if there is no room for it.
+    pub(super) fn add(&self, shard: usize, key: &[Value], value: i64) -> bool {
+        let Some(Shard(shard)) = self.shards.get(shard % self.shards.len()) else {
+            return false;
+        };
+        if !self.fresh.takes(value) {
+            return true;
+        }
+        if let Some(accumulator) = lock(shard).get_mut(key) {
+            return accumulator.add(value);
+        }
+        let mut known = lock(&self.known);
+        let key = match known.get(key) {
+            Some(key) => key.clone(),
+            None if known.len() < self.most => {
+                let key = Key::from(key);
+                known.insert(key.clone());
+                key
+            }
+            None => return false,
+        };
+        let mut entries = lock(shard);
+        (entries.entry(key))
+            .or_insert_with(|| self.fresh.clone())
+            .add(value)
+    }
+
+    /// Returns an entry merged from all shards.
+    pub(super) fn merged(&self, key: &[Value]) -> Option<Accumulator> {
+        let mut merged: Option<Accumulator> = None;
+        for Shard(shard) in &self.shards {
+            if let Some(part) = lock(shard).get(key) {
+                match &mut merged {
+                    Some(merged) => merged.merge(part),
+                    None => merged = Some(part.clone()),
+                }
+            }
+        }
+        merged
+    }
+
+    pub(super) fn delete(&self, key: &[Value]) -> bool {
+        let mut known = lock(&self.known);
+        for Shard(shard) in &self.shards {
+            lock(shard).remove(key);
+        }
+        known.remove(key)
+    }
+
+    pub(super) fn contains(&self, key: &[Value]) -> bool {
+        lock(&self.known).contains(key)
+    }
+
+    pub(super) fn clear(&self) {
+        let mut known = lock(&self.known);
+        for Shard(shard) in &self.shards {
+            lock(shard).clear();
+        }
+        known.clear();
+    }
+
+    pub(super) fn zero(&self) {
+        for Shard(shard) in &self.shards {
+            lock(shard).values_mut().for_each(Accumulator::zero);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.known).len()
+    }
+
+    pub(super) fn entries(&self) -> Vec<(Key, Reading)> {
+        let mut merged: HashMap<Key, Accumulator> = HashMap::new();
+        // No key goes away while the shards are visited one by one.
+        let _known = lock(&self.known);
+        for Shard(shard) in &self.shards {
+            for (key, part) in lock(shard).iter() {
+                merged
+                    .entry(key.clone())
+                    .and_modify(|merged| merged.merge(part))
+                    .or_insert_with(|| part.clone());
+            }
+        }
+        (merged.into_iter())
+            .map(|(key, accumulator)| (key, accumulator.reading()))
+            .collect()
+    }
+}

@@ -1,0 +1,226 @@
+//! Parses rules, and the other parts at the outermost level of a script.
+
+use super::timers::timer;
+use super::{Parsed, Parser};
+use crate::ast::{ProbeKind, ProbeSpec, Rule, Script};
+use crate::diagnostic::Diagnostic;
+use crate::lex::normal::TokenKind;
+
+/// The keys that bpftrace knows in `config = { ... }`.
+const CONFIG: &[&str] = &[
+    "cache_user_symbols",
+    "cpp_demangle",
+    "lazy_symbolication",
+    "license",
+    "log_size",
+    "max_ast_nodes",
+    "max_bpf_progs",
+    "max_cat_bytes",
+    "max_map_keys",
+    "max_probes",
+    "max_strlen",
+    "max_type_res_iterations",
+    "missing_probes",
+    "on_stack_limit",
+    "perf_rb_pages",
+    "print_maps_on_exit",
+    "probe_inline",
+    "show_debug_info",
+    "stack_mode",
+    "str_trunc_trailer",
+    "symbol_source",
+    "use_blazesym",
+];
+
+/// The first words of other languages' outermost parts, and advice about them.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("macro", "macros are not offered; write the statements out"),
+    ("fn", "functions are not offered; write the statements out"),
+    ("import", "scripts cannot be imported; give one file"),
+    ("inline", "constants are not offered; write the number"),
+    ("enum", "an enum's names are not offered; write the numbers"),
+    ("union", "a script cannot define unions"),
+];
+
+impl Parser<'_> {
+    /// Parses all of the text; the errors are in `errors`.
+    pub(super) fn script(&mut self) -> Script {
+        let mut script = Script::default();
+        loop {
+            self.ahead = None;
+            self.depth = 0;
+            self.in_filter = false;
+            self.input = None;
+            let before = self.lexer.position();
+            let problem = match self.outermost(&mut script) {
+                Ok(true) => continue,
+                Ok(false) => return script,
+                Err(problem) => problem,
+            };
+            if !self.report(problem) {
+                return script;
+            }
+            // From its start: however much of it was read, all its braces are counted.
+            self.lexer.rewind(before);
+            self.skip_rule();
+            // A text that cannot be skipped ends the parsing, so that nothing is read twice for
+            // ever.
+            if self.lexer.position() <= before {
+                return script;
+            }
+        }
+    }
+
+    /// Parses one rule or definition. Returns `false` at the end of the text.
+    fn outermost(&mut self, script: &mut Script) -> Parsed<bool> {
+        self.lexer.skip()?;
+        match self.lexer.upcoming() {
+            None => return Ok(false),
+            Some(b'#') => {
+                self.directive();
+                return Ok(true);
+            }
+            Some(b';') => {
+                self.next()?;
+                return Ok(true);
+            }
+            Some(_) => {}
+        }
+        if self.lexer.at_word("struct") {
+            let structure = self.structure()?;
+            script.structures.push(structure);
+        } else if self.lexer.at_word("typedef") {
+            let structures = self.typedef()?;
+            script.structures.extend(structures);
+        } else if self.lexer.at_word("translator") {
+            let translator = self.translator()?;
+            script.translators.push(translator);
+        } else if self.lexer.at_word("config") {
+            self.config()?;
+        } else {
+            for (word, instead) in ELSEWHERE {
+                if self.lexer.at_word(word) {
+                    let span = self.next()?.span;
+                    return Err(Diagnostic::new(span, *instead));
+                }
+            }
+            let rule = self.rule()?;
+            script.rules.push(rule);
+        }
+        Ok(true)
+    }
+
+    /// Skips a line with `#`.
+    fn directive(&mut self) {
+        let hash = self.lexer.next();
+        let word = self.lexer.next();
+        self.lexer.skip_line();
+        let ignored = word.is_ok_and(|token| token.kind == TokenKind::Word("pragma"));
+        if let Err(unexpected) = hash
+            && !ignored
+        {
+            // The text behind the line is parsed as usual.
+            self.report(unexpected);
+        }
+    }
+
+    /// Parses `config = { key = value; ... }`. These settings have no effect here.
+    fn config(&mut self) -> Parsed<()> {
+        self.next()?;
+        self.expect("=", "after config")?;
+        self.expect("{", "after config =")?;
+        while !self.eat("}")? {
+            if self.eat(";")? || self.eat(",")? {
+                continue;
+            }
+            let (key, span) = self.expect_word("a name of bpftrace's configuration")?;
+            let known = key.strip_prefix("BPFTRACE_").unwrap_or(key).to_lowercase();
+            if !CONFIG.contains(&known.as_str()) && !known.starts_with("unstable_") {
+                let unknown = Diagnostic::new(span, format!("unknown configuration '{key}'"))
+                    .suggest(&known, CONFIG.iter().copied());
+                self.report(unknown);
+            }
+            self.expect("=", "after the name")?;
+            match self.next()?.kind {
+                TokenKind::Word(_) | TokenKind::Number(_) | TokenKind::Text => {}
+                other => {
+                    let message = format!(
+                        "expected a number, a word or a string, found {}",
+                        other.describe()
+                    );
+                    return Err(Diagnostic::new(self.last, message));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Parses `probe, probe /filter/ { ... }`.
+    fn rule(&mut self) -> Parsed<Rule> {
+        let mut probes = vec![self.probe()?];
+        while self.eat(",")? {
+            // A comma may stand behind the last one.
+            if matches!(self.lexer.upcoming(), Some(b'{' | b'/')) {
+                break;
+            }
+            probes.push(self.probe()?);
+        }
+        let filter = if self.eat("/")? {
+            self.in_filter = true;
+            let filter = self.expression()?;
+            self.in_filter = false;
+            self.expect("/", "at the filter's end")?;
+            Some(filter)
+        } else {
+            None
+        };
+        if !self.is("{")? {
+            return Err(self.unexpected("'{' and actions"));
+        }
+        let body = self.block()?;
+        Ok(Rule {
+            probes,
+            filter,
+            body,
+        })
+    }
+
+    fn probe(&mut self) -> Parsed<ProbeSpec> {
+        let (bytes, span) = self.lexer.probe()?;
+        self.last = span;
+        let Ok(text) = std::str::from_utf8(bytes) else {
+            return Err(Diagnostic::new(span, "this probe's name is not UTF-8"));
+        };
+        let kind = match text {
+            "BEGIN" | "begin" | "dtrace:::BEGIN" => ProbeKind::Begin,
+            "END" | "end" | "dtrace:::END" => ProbeKind::End,
+            _ => match timer(text) {
+                Some(timer) => timer.unwrap_or_else(|message| {
+                    self.report(Diagnostic::new(span, message));
+                    ProbeKind::Pattern(text.to_owned())
+                }),
+                None => ProbeKind::Pattern(text.replace('"', "")),
+            },
+        };
+        Ok(ProbeSpec { kind, span })
+    }
+
+    /// Skips a wrong rule: to the end of its block.
+    fn skip_rule(&mut self) {
+        self.ahead = None;
+        let mut open = 0usize;
+        loop {
+            match self.lexer.next().map(|token| token.kind) {
+                Ok(TokenKind::End) => return,
+                Ok(TokenKind::Punctuation("{")) => open += 1,
+                Ok(TokenKind::Punctuation("}")) => {
+                    open = open.saturating_sub(1);
+                    if open == 0 {
+                        return;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Parses statements: assignments, aggregations, branches and loops.
+
+use super::expressions::{misspelt, place_of};
+use super::{Parsed, Parser};
+use crate::ast::{
+    Aggregation, Block, Expression, ExpressionKind, LvalueKind, Statement, StatementKind,
+};
+use crate::diagnostic::Diagnostic;
+use crate::lex::normal::TokenKind;
+use crate::names::{self, AggregateFn};
+
+/// The greatest number of buckets of a histogram with equal steps, as in bpftrace.
+const MOST_BUCKETS: i64 = 1000;
+
+impl Parser<'_> {
+    /// Parses `{ ... }`. After an error in one statement, it goes on with the next.
+    pub(super) fn block(&mut self) -> Parsed<Block> {
+        let mut block = Block::default();
+        self.statements_into(&mut block)?;
+        Ok(block)
+    }
+
+    /// Adds the statements of `{ ... }` to a block.
+    fn statements_into(&mut self, block: &mut Block) -> Parsed<()> {
+        let open = self.expect("{", "before statements")?;
+        loop {
+            let problem = match self.peek().map(|token| token.kind) {
+                Ok(TokenKind::Punctuation("}")) => {
+                    self.next()?;
+                    return Ok(());
+                }
+                Ok(TokenKind::End) => {
+                    return Err(Diagnostic::new(open, "this '{' has no '}'"));
+                }
+                Ok(TokenKind::Punctuation("{")) => {
+                    self.deeper(|parser| parser.statements_into(block)).err()
+                }
+                Ok(_) => self
+                    .deeper(Self::statement)
+                    .map(|statement| block.statements.extend(statement))
+                    .err(),
+                Err(problem) => Some(problem),
+            };
+            if let Some(problem) = problem {
+                if !self.report(problem.clone()) {
+                    return Err(problem);
+                }
+                self.skip_statement();
+            }
+        }
+    }
+
+    /// Skips the rest of a wrong statement: behind its `;` or its block, or before the `}` that
+    /// ends the enclosing block.
+    pub(super) fn skip_statement(&mut self) {
+        let mut open = 0usize;
+        loop {
+            match self.peek().map(|token| token.kind) {
+                Ok(TokenKind::End) => return,
+                Ok(TokenKind::Punctuation("}")) if open == 0 => return,
+                Ok(TokenKind::Punctuation("}")) => {
+                    open -= 1;
+                    if open == 0 {
+                        self.ahead = None;
+                        return;
+                    }
+                }
+                Ok(TokenKind::Punctuation("{")) => open += 1,
+                Ok(TokenKind::Punctuation(";")) if open == 0 => {
+                    self.ahead = None;
+                    return;
+                }
+                Ok(_) | Err(_) => {}
+            }
+            self.ahead = None;
+        }
+    }
+
+    /// Parses `{ ... }`, or one statement.
+    fn body(&mut self) -> Parsed<Block> {
+        if self.is("{")? {
+            return self.block();
+        }
+        Ok(Block {
+            statements: self.deeper(Self::statement)?.into_iter().collect(),
+        })
+    }
+
+    /// Parses one statement with its `;`, which may be left out before another statement or `}`.
+    /// Returns `None` for `;` alone.
+    fn statement(&mut self) -> Parsed<Option<Statement>> {
+        let start = self.here()?;
+        if self.eat(";")? {
+            return Ok(None);
+        }
+        let word = match self.peek()?.kind {
+            TokenKind::Word(word) => word,
+            _ => "",
+        };
+        let with_body = match word {
+            "if" => Some(self.branch()?),
+            "while" => Some(self.while_loop()?),
+            "unroll" => {
+                self.next()?;
+                let times = self.expression()?;
+                let body = self.body()?;
+                Some(StatementKind::Repeat { times, body })
+            }
+            "for" => Some(self.for_loop()?),
+            _ => None,
+        };
+        if let Some(kind) = with_body {
+            let span = self.since(start);
+            return Ok(Some(Statement { kind, span }));
+        }
+        let kind = match word {
+            "break" => self.word_alone(StatementKind::Break)?,
+            "continue" => self.word_alone(StatementKind::Continue)?,
+            "return" => self.word_alone(StatementKind::Return)?,
+            "else" => {
+                let message = "this 'else' belongs to no 'if'";
+                return Err(Diagnostic::new(self.next()?.span, message));
+            }
+            "let" => {
+                self.next()?;
+                let TokenKind::Local(_) = self.peek()?.kind else {
+                    return Err(self.unexpected("a variable, such as $x"));
+                };
+                self.simple()?
+            }
+            _ => self.simple()?,
+        };
+        let span = self.since(start);
+        if !self.eat(";")? && !self.is("}")? && !self.at_statement()? {
+            let missing = self.unexpected("';' or another operator");
+            return Err(match self.peek()?.kind {
+                TokenKind::Word(word) => misspelt(word, missing),
+                _ => missing,
+            });
+        }
+        // `let $x;`: all variables exist, with the value 0.
+        if let StatementKind::Expression(of) = &kind
+            && word == "let"
+            && matches!(of.kind, ExpressionKind::Lvalue(_))
+        {
+            return Ok(None);
+        }
+        Ok(Some(Statement { kind, span }))
+    }
+
+    /// Parses a statement that is the word ahead.
+    fn word_alone(&mut self, kind: StatementKind) -> Parsed<StatementKind> {
+        self.next()?;
+        Ok(kind)
+    }
+
+    /// Checks whether the next token can begin a statement: bt(5) needs no `;` between them.
+    fn at_statement(&mut self) -> Parsed<bool> {
+        Ok(match self.peek()?.kind {
+            TokenKind::Local(_) | TokenKind::Global(_) => true,
+            TokenKind::Word(word) => {
+                names::KEYWORDS.contains(&word)
+                    || names::signature(word).is_some_and(|function| !function.gives_value)
+            }
+            _ => false,
+        })
+    }
+
+    /// Parses an assignment, or an expression.
+    fn simple(&mut self) -> Parsed<StatementKind> {
+        let target = self.expression()?;
+        let TokenKind::Punctuation(text) = self.peek()?.kind else {
+            return Ok(StatementKind::Expression(target));
+        };
+        let operator = names::ASSIGNMENTS
+            .iter()
+            .find(|(known, _)| *known == text)
+            .map(|(_, operator)| *operator);
+        if text != "=" && operator.is_none() {
+            return Ok(StatementKind::Expression(target));
+        }
+        self.next()?;
+        let place = place_of(target)?;
+        if let TokenKind::Word(word) = self.peek()?.kind
+            && let Some(gatherer) = names::gatherer(word)
+            && self.lexer.upcoming() == Some(b'(')
+        {
+            let span = self.next()?.span;
+            let usage = gatherer.usage;
+            if operator.is_some() {
+                let message = format!("{word}() adds to what is there by itself: @x = {usage}");
+                return Err(Diagnostic::new(span, message));
+            }
+            if let LvalueKind::Local(name) = &place.kind {
+                let message = format!("{word}() gathers in a global variable: @{name} = {usage}");
+                return Err(Diagnostic::new(place.span, message));
+            }
+            let (aggregation, value) = self.gather(gatherer)?;
+            return Ok(StatementKind::Aggregate {
+                place,
+                aggregation,
+                value,
+            });
+        }
+        Ok(StatementKind::Assign {
+            place,
+            operator,
+            value: self.expression()?,
+        })
+    }
+
+    /// Parses the arguments of an aggregating function, whose name was read.
+    fn gather(&mut self, gatherer: &AggregateFn) -> Parsed<(Aggregation, Option<Expression>)> {
+        let name_span = self.last;
+        self.next()?;
+        let what = format!("after the arguments of {}()", gatherer.name);
+        let (arguments, _) = self.items(")", &what)?;
+        let count = arguments.len();
+        if !(gatherer.least..=gatherer.most).contains(&count) {
+            let message = names::wrong_count(gatherer.name, count, gatherer.usage);
+            return Err(Diagnostic::new(self.since(name_span), message));
+        }
+        let mut arguments = arguments.into_iter();
+        let value = arguments.next();
+        let aggregation = match gatherer.name {
+            "count" => Aggregation::Count,
+            "sum" => Aggregation::Sum,
+            "min" => Aggregation::Min,
+            "max" => Aggregation::Max,
+            "avg" => Aggregation::Average,
+            "stats" => Aggregation::Stats,
+            "hist" => {
+                // bpftrace divides every power of two into 2^bits parts.
+                if let Some(bits) = arguments.next()
+                    && bits.kind != ExpressionKind::Number(0)
+                {
+                    let message = "hist() has one bucket for each power of two; the second argument can only be 0";
+                    return Err(Diagnostic::new(bits.span, message));
+                }
+                Aggregation::PowerHistogram
+            }
+            _ => {
+                let range: Vec<Expression> = arguments.collect();
+                linear_histogram(&range)?
+            }
+        };
+        Ok((aggregation, value))
+    }
+
+    /// Parses `(condition)` behind a word that is ahead.
+    fn condition(&mut self, behind: &str) -> Parsed<Expression> {
+        self.next()?;
+        self.expect("(", behind)?;
+        let condition = self.inside(Self::expression)?;
+        self.expect(")", "after the condition")?;
+        Ok(condition)
+    }
+
+    /// Parses `while (condition) ...`; `while` is ahead.
+    fn while_loop(&mut self) -> Parsed<StatementKind> {
+        let condition = self.condition("after while")?;
+        let body = self.body()?;
+        Ok(StatementKind::While { condition, body })
+    }
+
+    /// Parses `if (condition) ... else ...`; `if` is ahead.
+    fn branch(&mut self) -> Parsed<StatementKind> {
+        let condition = self.condition("after if")?;
+        let then = self.body()?;
+        let otherwise = if self.eat_word("else")? {
+            self.body()?
+        } else {
+            Block::default()
+        };
+        Ok(StatementKind::If {
+            condition,
+            then,
+            otherwise,
+        })
+    }
+
+    /// Parses `for ($kv : @map) ...` and `for ($i : first..end) ...`; `for` is ahead. The
+    /// parentheses may be left out.
+    fn for_loop(&mut self) -> Parsed<StatementKind> {
+        self.next()?;
+        let parentheses = self.eat("(")?;
+        let TokenKind::Local(variable) = self.peek()?.kind else {
+            return Err(self.unexpected("a variable, such as $kv"));
+        };
+        let variable = variable.to_owned();
+        self.next()?;
+        self.expect(":", "after the loop's variable")?;
+        let first = self.inside(Self::expression)?;
+        if self.eat("..")? {
+            let end = self.inside(Self::expression)?;
+            let body = self.loop_body(parentheses)?;
+            return Ok(StatementKind::ForRange {
+                variable,
+                first,
+                end,
+                body,
+            });
+        }
+        if let Some((map, [])) = first.as_global() {
+            let map = map.to_owned();
+            let body = self.loop_body(parentheses)?;
+            return Ok(StatementKind::ForMap {
+                variable,
+                map,
+                body,
+            });
+        }
+        let message = "a loop goes over a map, @x, or over numbers, first..end";
+        Err(Diagnostic::new(first.span, message))
+    }
+
+    /// Parses the repeated block, behind the parenthesis that may be open.
+    fn loop_body(&mut self, parentheses: bool) -> Parsed<Block> {
+        if parentheses {
+            self.expect(")", "after the range of the loop")?;
+        }
+        self.body()
+    }
+}
+
+/// Returns the histogram with equal steps for `min, max, step`.
+fn linear_histogram(range: &[Expression]) -> Parsed<Aggregation> {
+    let mut numbers = [0i64; 3];
+    for ((argument, slot), name) in range
+        .iter()
+        .zip(&mut numbers)
+        .zip(["smallest", "largest", "step"])
+    {
+        let ExpressionKind::Number(number) = argument.kind else {
+            let message = format!("the {name} of lhist() must be a number as such");
+            return Err(Diagnostic::new(argument.span, message));
+        };
+        *slot = number;
+    }
+    let [min, max, step] = numbers;
+    let span = range
+        .iter()
+        .map(|argument| argument.span)
+        .reduce(|first, next| first.to(next))
+        .unwrap_or_default();
+    let wrong = |message: String| Err(Diagnostic::new(span, message));
+    if max <= min {
+        return wrong(format!(
+            "lhist() from {min} to {max}; the largest must be above the smallest"
+        ));
+    }
+    if step < 1 {
+        return wrong(format!("lhist() with a step of {step}; 1 is the least"));
+    }
+    let buckets = max.abs_diff(min) / step.unsigned_abs();
+    if buckets > MOST_BUCKETS.unsigned_abs() {
+        return wrong(format!(
+            "lhist() with {buckets} buckets; {MOST_BUCKETS} are the most: take a larger step"
+        ));
+    }
+    Ok(Aggregation::LinearHistogram { min, max, step })
+}

@@ -1,0 +1,59 @@
+//! Parses timers of the normal dialect, which may be written in more than one way.
+
+use probes::provider::timer::{FASTEST, INTERVAL, PROFILE, UNITS, period};
+
+use crate::ast::ProbeKind;
+
+/// Parses `profile:hz:99`, the same with the number alone or with its unit behind it, and
+/// bpftrace's short names. The result has the form of the timers' provider. It is `None` if `text`
+/// is no timer.
+///
+/// # Errors
+/// A sentence if its unit or its number is wrong.
+pub fn timer(text: &str) -> Option<Result<ProbeKind, String>> {
+    let (provider, rate) = text.split_once(':')?;
+    let long = match provider {
+        "p" => PROFILE,
+        "i" => INTERVAL,
+        _ => [PROFILE, INTERVAL]
+            .into_iter()
+            .find(|known| *known == provider)?,
+    };
+    let parts: Vec<&str> = rate.split(':').collect();
+    let (unit, number) = match parts.as_slice() {
+        [unit, number] => (*unit, *number),
+        ["", unit, number] if UNITS.contains(unit) => (*unit, *number),
+        [rate] => {
+            let number = rate.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+            let unit = rate.get(number.len()..).unwrap_or_default();
+            (if unit.is_empty() { "hz" } else { unit }, number)
+        }
+        _ => return None,
+    };
+    Some(
+        checked(provider, unit, number)
+            .map(|number| ProbeKind::Pattern(format!("{long}:{unit}:{number}"))),
+    )
+}
+
+/// Returns the number of a timer after a check by `provider`.
+fn checked(provider: &str, unit: &str, number: &str) -> Result<u64, String> {
+    if !UNITS.contains(&unit) {
+        return Err(format!(
+            "Invalid unit: {unit}; known are {}, as in {provider}:hz:99",
+            UNITS.join(", ")
+        ));
+    }
+    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!(
+            "Number is invalid: {number}; a timer is written as {provider}:hz:99"
+        ));
+    }
+    match number.parse() {
+        Ok(0) => Err("Number is invalid: 0; 1 is the least".to_owned()),
+        Ok(value) if period(unit, value).is_some() => Ok(value),
+        _ => Err(format!(
+            "Number is out of range: {number} {unit}; a timer ticks {FASTEST} times a second at most, and once in 100 years at least"
+        )),
+    }
+}

@@ -1,0 +1,228 @@
+//! A compiled rule: operations of a small stack machine, as [`run`](crate::run) executes them.
+//!
+//! Operations take their operands from the stack, the last one first, and push their results. No
+//! operation waits or writes to the guest. Jumps may lead back, and the number of operations of one
+//! run is bounded.
+
+use std::sync::Arc;
+
+use crate::ast::{Aggregation, BinaryOperator, UnaryOperator};
+use crate::format::Format;
+use crate::registers::Register;
+use crate::time::TimeFormat;
+use crate::value::Value;
+
+/// One operation. Its operands on the stack are named in the order in which they were pushed.
+#[derive(Debug)]
+pub(crate) enum Operation {
+    /// Pushes a constant.
+    Constant(Value),
+    /// Drops a value.
+    Drop,
+    /// Pushes a local variable.
+    Local(usize),
+    /// value ->
+    SetLocal(usize),
+    /// Pushes the variable's value, before or after the change.
+    StepLocal {
+        slot: usize,
+        by: i64,
+        postfix: bool,
+    },
+    /// keys -> value
+    Global {
+        map: usize,
+        keys: usize,
+    },
+    /// keys, value ->
+    SetGlobal {
+        map: usize,
+        keys: usize,
+    },
+    /// keys, value ->
+    UpdateGlobal {
+        map: usize,
+        keys: usize,
+        operator: BinaryOperator,
+    },
+    /// keys -> value
+    StepGlobal {
+        map: usize,
+        keys: usize,
+        by: i64,
+        postfix: bool,
+    },
+    /// keys, value ->
+    Aggregate {
+        map: usize,
+        keys: usize,
+        aggregation: Aggregation,
+    },
+    /// keys -> 0 or 1
+    Delete {
+        map: usize,
+        keys: usize,
+    },
+    /// keys -> 0 or 1
+    HasKey {
+        map: usize,
+        keys: usize,
+    },
+    /// Pushes the number of keys of a map.
+    MapLength(usize),
+    Clear(usize),
+    Zero(usize),
+    /// value -> value
+    Unary(UnaryOperator),
+    /// left, right -> value
+    Binary(BinaryOperator),
+    /// value -> 0 or 1
+    Truth,
+    Jump(usize),
+    /// value ->
+    JumpIfZero(usize),
+    /// value -> The rule's predicate: if it is 0, it ends the rule, and the hit does not count.
+    Filter,
+    /// Pushes a value of the hit.
+    Known(Known),
+    /// address -> number
+    Load {
+        bytes: u8,
+        signed: bool,
+    },
+    /// address -> number: `width` bits from bit `shift` of the 8 bytes there.
+    LoadBits {
+        shift: u8,
+        width: u8,
+        signed: bool,
+    },
+    /// number -> number
+    Extend {
+        bytes: u8,
+        signed: bool,
+    },
+    /// address -> text
+    ReadText {
+        most: usize,
+    },
+    /// address, length -> text
+    ReadTextOf {
+        most: usize,
+    },
+    /// text, length -> text
+    CutText,
+    /// address, length -> bytes
+    ReadBytes {
+        most: usize,
+    },
+    /// values -> tuple
+    Tuple(usize),
+    /// tuple -> value
+    Item(usize),
+    /// stack or text -> number
+    Length,
+    /// Pushes frames of the stack as one value.
+    KernelStack(usize),
+    UserStack(usize),
+    /// address -> symbol
+    KernelSymbol,
+    UserSymbol,
+    /// address -> text, of the 4 or 16 bytes there.
+    AddressText {
+        bytes: u8,
+    },
+    /// number -> text, of an IPv4 address in network order.
+    Ipv4Text,
+    /// address -> text, of the 6 bytes there.
+    MacText,
+    /// text, text, number -> number
+    CompareText,
+    /// text, text -> 0 or 1
+    Contains,
+    /// number -> number, with its last `bytes` bytes swapped.
+    SwapBytes(u8),
+    /// nanoseconds since 1970 -> text
+    TimeText(Arc<TimeFormat>),
+    /// argv -> values emitted
+    Join {
+        emission: usize,
+        most: usize,
+    },
+    /// values ->
+    Emit {
+        emission: usize,
+        values: usize,
+    },
+    /// Emits a map with its current contents.
+    EmitMap {
+        emission: usize,
+        map: usize,
+    },
+    /// Begins to iterate over the keys of a map.
+    Iterate(usize),
+    /// Puts the next key and its value into a local variable, or jumps at the end.
+    Next {
+        slot: usize,
+        end: usize,
+    },
+    /// Ends the iteration over a map early.
+    EndIteration,
+    /// Ends the rule; the last operation of all.
+    Return,
+    /// Ends the script.
+    Exit,
+}
+
+/// The values of a hit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Known {
+    /// An argument, as it stands in its register.
+    Argument(usize),
+    Comm,
+    Cpu,
+    Nsecs,
+    Elapsed,
+    Pid,
+    Tid,
+    Probe,
+    Function,
+    Returned,
+    /// The returned value, but -1 for an error of a system call, as in bt(5).
+    ReturnedOrMinusOne,
+    Task,
+    Random,
+    ProgramCounter,
+    Register(&'static Register),
+}
+
+/// The treatment of an emission's values by its reader.
+#[derive(Debug)]
+pub(crate) enum Emission {
+    /// The values are formatted.
+    Printf {
+        format: Arc<Format>,
+        to_stderr: bool,
+    },
+    /// The only value is printed.
+    Print,
+    /// The values are joined.
+    Join { separator: Arc<[u8]> },
+    /// The time of the hit is printed.
+    Time { format: Arc<TimeFormat> },
+    /// A map was printed.
+    Map {
+        top: Option<usize>,
+        divisor: Option<i64>,
+    },
+    /// The script fails.
+    Fail { message: Arc<str> },
+}
+
+/// A rule for one kind of probe.
+#[derive(Debug)]
+pub(crate) struct Code {
+    /// The operations, executed from the first on.
+    pub(crate) operations: Vec<Operation>,
+    /// The number of local variables.
+    pub(crate) locals: usize,
+}

@@ -1,0 +1,135 @@
+//! One JSON object a line, as bpftrace's `-f json` writes them: `{"type": "map", "data": {"@x":
+//! {"a": 1}}}`.
+//!
+//! Types are `printf`, `value`, `time`, `join`, `map`, `stats` and `hist`. Numbers are numbers,
+//! even if they are more exact than a reader's floating point. All that is shown by name is a
+//! string. Bytes that are no UTF-8 become U+FFFD. Several keys are joined by `,`. Both bounds of a
+//! bucket are inclusive: `{"min": 2, "max": 3, "count": 5}`.
+
+use probes::json::string;
+
+use super::Output;
+use super::map::{Shown, quotient, shown};
+use super::text::render as text;
+use crate::ast::Dialect;
+use crate::histogram::{Buckets, Histogram};
+use crate::maps::{MapSnapshot, Reading};
+use crate::value::{Names, Value};
+use crate::value_text::write_value;
+
+/// Renders the line, with its newline.
+#[must_use]
+pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> String {
+    let (kind, data) = match output {
+        Output::Printf { .. } => ("printf", string(&text(output, dialect, names))),
+        Output::Time { .. } => ("time", string(&text(output, dialect, names))),
+        Output::Join { parts, separator } => ("join", string(&parts.join(&separator[..]))),
+        Output::Fail { message } => ("error", string(message.as_bytes())),
+        Output::Print(value) => ("value", of_value(value, dialect, names)),
+        Output::Map {
+            snapshot,
+            top,
+            divisor,
+        } => {
+            let entries = shown(snapshot, *top, *divisor, dialect, names);
+            let name = string(format!("@{}", snapshot.name).as_bytes());
+            let data = of_map(&entries, *divisor, dialect, names);
+            (kind_of(snapshot), format!("{{{name}: {data}}}"))
+        }
+    };
+    format!("{{\"type\": \"{kind}\", \"data\": {data}}}\n")
+}
+
+fn kind_of(snapshot: &MapSnapshot) -> &'static str {
+    match snapshot.entries.first() {
+        Some((_, Reading::Histogram { .. })) => "hist",
+        Some((_, Reading::Stats { .. })) => "stats",
+        _ => "map",
+    }
+}
+
+/// Renders a variable's value if it has no keys, otherwise an object of them.
+fn of_map(
+    entries: &[Shown<'_>],
+    divisor: Option<i64>,
+    dialect: Dialect,
+    names: &dyn Names,
+) -> String {
+    if let [only] = entries
+        && only.key.is_empty()
+    {
+        return of_reading(&only.reading, divisor, dialect, names);
+    }
+    let entries = entries.iter().map(|entry| {
+        let key = string(&of_key(entry.key, dialect, names));
+        let value = of_reading(&entry.reading, divisor, dialect, names);
+        format!("{key}: {value}")
+    });
+    format!("{{{}}}", joined(entries))
+}
+
+fn of_key(key: &[Value], dialect: Dialect, names: &dyn Names) -> Vec<u8> {
+    let values = match key {
+        [Value::Tuple(values)] => values,
+        _ => key,
+    };
+    let texts: Vec<_> = (values.iter())
+        .map(|value| {
+            let mut text = Vec::new();
+            write_value(&mut text, value, dialect, names);
+            text
+        })
+        .collect();
+    texts.join(&b","[..])
+}
+
+fn of_reading(
+    reading: &Reading,
+    divisor: Option<i64>,
+    dialect: Dialect,
+    names: &dyn Names,
+) -> String {
+    match reading {
+        Reading::Value(value) => of_value(value, dialect, names),
+        Reading::Average { .. } => quotient(reading.number().unwrap_or(0), divisor).to_string(),
+        Reading::Stats { count, total } => {
+            let mean = reading.number().unwrap_or(0);
+            format!("{{\"count\": {count}, \"average\": {mean}, \"total\": {total}}}")
+        }
+        Reading::Histogram { buckets, counts } => {
+            of_histogram(*buckets, counts, divisor.unwrap_or(1).unsigned_abs())
+        }
+    }
+}
+
+fn of_histogram(buckets: Buckets, counts: &Histogram, divisor: u64) -> String {
+    let rows = counts.rows(buckets).into_iter().map(|(bucket, count)| {
+        let (min, end) = buckets.bounds(bucket);
+        let min = min.map_or_else(String::new, |min| format!("\"min\": {min}, "));
+        let max = end.map_or_else(String::new, |end| {
+            format!("\"max\": {}, ", end.saturating_sub(1))
+        });
+        format!("{{{min}{max}\"count\": {}}}", count / divisor.max(1))
+    });
+    format!("[{}]", joined(rows))
+}
+
+fn of_value(value: &Value, dialect: Dialect, names: &dyn Names) -> String {
+    match value {
+        Value::Int(number) => number.to_string(),
+        Value::Unsigned(number) => number.to_string(),
+        Value::Tuple(values) => {
+            let values = values.iter().map(|value| of_value(value, dialect, names));
+            format!("[{}]", joined(values))
+        }
+        _ => {
+            let mut text = Vec::new();
+            write_value(&mut text, value, dialect, names);
+            string(&text)
+        }
+    }
+}
+
+fn joined(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().join(", ")
+}

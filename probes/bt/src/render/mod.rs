@@ -1,0 +1,83 @@
+//! A script's output, and the forms in which it is shown.
+//!
+//! Programs run while a vCPU is stopped, so they hand over an [`Output`]: values and snapshots,
+//! with addresses in place of names. Its reader brings the [`Names`](crate::value::Names) and picks
+//! a form: [`text`] as on a terminal, [`json`] like bpftrace's `-f json`, [`collapsed`] for flame
+//! graphs. Text is raw bytes: the guest may put anything there, and the caller protects terminals.
+
+pub mod collapsed;
+pub mod json;
+pub mod text;
+
+mod map;
+#[cfg(test)]
+mod map_tests;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::sync::Arc;
+
+use crate::format::Format;
+use crate::maps::MapSnapshot;
+use crate::time::TimeFormat;
+use crate::value::Value;
+
+/// The output of one statement.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// `printf`, `errorf`, `warnf`.
+    Printf {
+        /// The format.
+        format: Arc<Format>,
+        /// The values.
+        arguments: Vec<Value>,
+        /// Whether it goes to standard error.
+        to_stderr: bool,
+    },
+    /// `print(value)`.
+    Print(Value),
+    /// `print(@map)`, and the end of a script.
+    Map {
+        /// The map.
+        snapshot: MapSnapshot,
+        /// The greatest number of entries shown: those with the largest values. The caller
+        /// interprets a negative number, or 0 with bpftrace (all).
+        top: Option<usize>,
+        /// The divisor of the numbers shown, means and counts of histograms included, but not
+        /// `stats`; 0 counts as 1.
+        divisor: Option<i64>,
+    },
+    /// `time`.
+    Time {
+        /// The format.
+        format: Arc<TimeFormat>,
+        /// The event's time in nanoseconds since 1970.
+        unix_ns: i64,
+    },
+    /// `join`.
+    Join {
+        /// The texts.
+        parts: Vec<Arc<[u8]>>,
+        /// The separator between them.
+        separator: Arc<[u8]>,
+    },
+    /// `assert`: the script has failed.
+    Fail {
+        /// The message.
+        message: Arc<str>,
+    },
+}
+
+impl Output {
+    /// Checks whether it goes to standard error.
+    #[must_use]
+    pub fn is_for_stderr(&self) -> bool {
+        matches!(
+            self,
+            Self::Printf {
+                to_stderr: true,
+                ..
+            } | Self::Fail { .. }
+        )
+    }
+}

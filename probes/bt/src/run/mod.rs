@@ -1,0 +1,462 @@
+//! Executes the operations of a rule.
+//!
+//! It runs on a vCPU's thread while that is stopped. It waits only for the locks of the maps and of
+//! their snapshots, and allocates only its own stack and values. It ends after a bounded number of
+//! operations, whatever the script says. An error (a division by zero, memory that is not there)
+//! yields 0 or empty text, and is counted.
+
+mod memory;
+pub(crate) use memory::{MOST_BYTES, MOST_STRINGS};
+pub(crate) mod numbers;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use probes::event::MAX_FRAMES;
+
+use crate::ast::Dialect;
+use crate::context::Context;
+use crate::maps::{MapNumber, Maps, Reading};
+use crate::program::{Code, Emission, Known, Operation};
+use crate::snapshots::Snapshots;
+use crate::value::Value;
+
+/// The greatest number of operations of one run of a rule, and of entries of maps that its single
+/// operations may visit.
+pub(crate) const MOST_OPERATIONS: usize = 1 << 17;
+/// The greatest number of values on the stack at a time. The parser bounds the depth of
+/// expressions.
+const MOST_VALUES: usize = 1 << 12;
+/// Errors are the last numbers of a word (include/linux/err.h).
+const MAX_ERRNO: u64 = 4095;
+
+/// The state that all rules of a script share while they run.
+pub(crate) struct Shared {
+    pub(crate) dialect: Dialect,
+    pub(crate) maps: Maps,
+    pub(crate) emissions: Vec<Emission>,
+    pub(crate) snapshots: Snapshots,
+    /// The start of the script, in nanoseconds since 1970.
+    pub(crate) began: u64,
+    /// Set by `exit()`: no rule begins any more.
+    pub(crate) exited: AtomicBool,
+    pub(crate) faults: Faults,
+    pub(crate) random: AtomicU64,
+}
+
+/// The errors in rules that ran.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    /// The number of divisions by zero, which yielded 0.
+    pub(crate) divisions: AtomicU64,
+    /// The number of reads of memory that was not there, which yielded 0.
+    pub(crate) reads: AtomicU64,
+    /// The number of rules ended because they took too many operations, or made an endless tuple.
+    pub(crate) endless: AtomicU64,
+    /// The number of emissions dropped: the ring had no room, or no snapshot was free.
+    pub(crate) lost: AtomicU64,
+}
+
+/// The texts of the probe for which a rule runs.
+pub(crate) struct ProbeTexts {
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) function: Arc<[u8]>,
+}
+
+/// The way in which a rule ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The rule's predicate was false.
+    Filtered,
+    /// The rule ran.
+    HitOutcome,
+}
+
+/// Runs a rule once.
+pub(crate) fn run(
+    code: &Code,
+    shared: &Shared,
+    context: &dyn Context,
+    probe: &ProbeTexts,
+) -> Ended {
+    let mut machine = Machine {
+        shared,
+        context,
+        probe,
+        stack: Vec::with_capacity(16),
+        locals: vec![Value::ZERO; code.locals],
+        iterations: Vec::new(),
+        walked: 0,
+    };
+    let mut at = 0;
+    for _ in 0..MOST_OPERATIONS {
+        let Some(operation) = code.operations.get(at) else {
+            return Ended::HitOutcome;
+        };
+        match machine.step(operation) {
+            Next::Follows => at += 1,
+            Next::At(to) => at = to,
+            Next::End => return Ended::HitOutcome,
+            Next::Filtered => return Ended::Filtered,
+        }
+    }
+    machine.endless();
+    Ended::HitOutcome
+}
+
+/// The next operation.
+enum Next {
+    Follows,
+    At(usize),
+    End,
+    Filtered,
+}
+
+struct Machine<'r> {
+    shared: &'r Shared,
+    context: &'r dyn Context,
+    probe: &'r ProbeTexts,
+    stack: Vec<Value>,
+    locals: Vec<Value>,
+    iterations: Vec<std::vec::IntoIter<Value>>,
+    /// The number of map entries that single operations have visited.
+    walked: usize,
+}
+
+impl Machine<'_> {
+    fn pop(&mut self) -> Value {
+        self.stack.pop().unwrap_or(Value::ZERO)
+    }
+
+    fn push(&mut self, value: Value) {
+        if self.stack.len() < MOST_VALUES {
+            self.stack.push(value);
+        }
+    }
+
+    /// Takes the last `count` values off the stack, after `with` has seen them in the order in
+    /// which they were pushed.
+    fn take<R>(&mut self, count: usize, with: impl FnOnce(&[Value]) -> R) -> R {
+        let from = self.stack.len().saturating_sub(count);
+        let found = with(self.stack.get(from..).unwrap_or_default());
+        self.stack.truncate(from);
+        found
+    }
+
+    fn word(&mut self) -> u64 {
+        let value = self.pop();
+        numbers::number(&value, self.shared.dialect) as u64
+    }
+
+    fn step(&mut self, operation: &Operation) -> Next {
+        let shared = self.shared;
+        match operation {
+            Operation::Constant(value) => self.push(value.clone()),
+            Operation::Drop => {
+                self.pop();
+            }
+            Operation::Local(slot) => {
+                let value = self.locals.get(*slot).cloned();
+                self.push(value.unwrap_or(Value::ZERO));
+            }
+            Operation::SetLocal(slot) => {
+                let value = self.pop();
+                if let Some(place) = self.locals.get_mut(*slot) {
+                    *place = value;
+                }
+            }
+            Operation::StepLocal { slot, by, postfix } => {
+                let before = self.locals.get(*slot).cloned().unwrap_or(Value::ZERO);
+                let after = stepped(&before, *by, shared.dialect);
+                if let Some(place) = self.locals.get_mut(*slot) {
+                    *place = after.clone();
+                }
+                self.push(if *postfix { before } else { after });
+            }
+            Operation::Global { .. }
+            | Operation::SetGlobal { .. }
+            | Operation::UpdateGlobal { .. }
+            | Operation::StepGlobal { .. }
+            | Operation::Aggregate { .. }
+            | Operation::Delete { .. }
+            | Operation::HasKey { .. }
+            | Operation::MapLength(_)
+            | Operation::Clear(_) => self.on_map(operation),
+            Operation::Zero(map) => match self.may_walk(*map) {
+                true => shared.maps.zero(*map),
+                false => return self.endless(),
+            },
+            Operation::Iterate(map) => match self.items(*map) {
+                Some(items) => self.iterations.push(items.into_iter()),
+                None => return self.endless(),
+            },
+            Operation::Unary(operator) => {
+                let operand = self.pop();
+                self.push(numbers::unary(*operator, &operand, shared.dialect));
+            }
+            Operation::Binary(operator) => {
+                let right = self.pop();
+                let left = self.pop();
+                let found = numbers::binary(*operator, &left, &right, shared.dialect);
+                self.push(found.unwrap_or_else(|numbers::ByZero| {
+                    count(&shared.faults.divisions);
+                    Value::ZERO
+                }));
+            }
+            Operation::Truth => {
+                let value = self.pop();
+                self.push(Value::Int(numbers::is_true(&value).into()));
+            }
+            Operation::Jump(to) => return Next::At(*to),
+            Operation::JumpIfZero(to) => {
+                let value = self.pop();
+                if !numbers::is_true(&value) {
+                    return Next::At(*to);
+                }
+            }
+            Operation::Filter => {
+                let value = self.pop();
+                if !numbers::is_true(&value) {
+                    return Next::Filtered;
+                }
+            }
+            Operation::Next { slot, end } => {
+                let item = self.iterations.last_mut().and_then(Iterator::next);
+                let Some(item) = item else {
+                    self.iterations.pop();
+                    return Next::At(*end);
+                };
+                if let Some(place) = self.locals.get_mut(*slot) {
+                    *place = item;
+                }
+            }
+            Operation::EndIteration => {
+                self.iterations.pop();
+            }
+            Operation::Known(known) => {
+                let value = self.known(*known);
+                self.push(value);
+            }
+            Operation::Tuple(items) => match self.take(*items, Value::tuple) {
+                Some(tuple) => self.push(tuple),
+                None => return self.endless(),
+            },
+            Operation::Item(index) => {
+                let tuple = self.pop();
+                let item = match &tuple {
+                    Value::Tuple(items) => items.get(*index).cloned(),
+                    _ => None,
+                };
+                self.push(item.unwrap_or(Value::ZERO));
+            }
+            Operation::Emit { emission, values } => {
+                let context = self.context;
+                let emitted = self.take(*values, |values| context.emit(*emission, values));
+                self.note(emitted);
+            }
+            Operation::EmitMap { emission, map } => {
+                if !self.may_walk(*map) {
+                    return self.endless();
+                }
+                let emitted = self.emit_map(*emission, *map);
+                self.note(emitted);
+            }
+            Operation::Return => return Next::End,
+            Operation::Exit => {
+                shared.exited.store(true, Ordering::Relaxed);
+                return Next::End;
+            }
+            other => self.on_memory(other),
+        }
+        Next::Follows
+    }
+
+    /// Counts an emission that was dropped.
+    fn note(&self, emitted: bool) {
+        if !emitted {
+            count(&self.shared.faults.lost);
+        }
+    }
+
+    /// Emits a map with its current contents. Returns `false` if there is no room for it.
+    fn emit_map(&self, emission: usize, map: MapNumber) -> bool {
+        let Shared {
+            maps, snapshots, ..
+        } = self.shared;
+        let Some(ticket) = snapshots.put(|| maps.snapshot(map)) else {
+            return false;
+        };
+        let emitted = self.context.emit(emission, &[Value::Int(ticket)]);
+        if !emitted {
+            snapshots.take(ticket);
+        }
+        emitted
+    }
+
+    /// Ends a rule that goes too far.
+    fn endless(&self) -> Next {
+        count(&self.shared.faults.endless);
+        Next::End
+    }
+
+    /// Checks whether one operation may visit all of a map. The vCPU is stopped for as long as that
+    /// takes, which a count of operations alone would not bound.
+    fn may_walk(&mut self, map: MapNumber) -> bool {
+        let may = self.walked < MOST_OPERATIONS;
+        self.walked = self.walked.saturating_add(self.shared.maps.len(map));
+        may
+    }
+
+    /// Returns the items of an iteration over a map: a tuple of key and value for each entry.
+    fn items(&mut self, map: MapNumber) -> Option<Vec<Value>> {
+        if !self.may_walk(map) {
+            return None;
+        }
+        let entries = self.shared.maps.snapshot(map).entries.into_iter();
+        let items = entries.map(|(keys, reading)| {
+            let key = match &*keys {
+                [one] => one.clone(),
+                _ => Value::Tuple(keys),
+            };
+            let value = match reading {
+                Reading::Value(value) => value,
+                other => Value::Int(other.number().unwrap_or_default()),
+            };
+            Value::tuple(&[key, value])
+        });
+        items.collect()
+    }
+
+    fn on_map(&mut self, operation: &Operation) {
+        let shared = self.shared;
+        let (maps, dialect) = (&shared.maps, shared.dialect);
+        match operation {
+            Operation::Global { map, keys } => {
+                let value = self.take(*keys, |keys| maps.get(*map, keys));
+                self.push(value.unwrap_or(Value::ZERO));
+            }
+            Operation::SetGlobal { map, keys } => {
+                let value = self.pop();
+                self.take(*keys, |keys| maps.set(*map, keys, value));
+            }
+            Operation::UpdateGlobal {
+                map,
+                keys,
+                operator,
+            } => {
+                let value = self.pop();
+                let mut failed = false;
+                let change = |before: Option<&Value>| {
+                    let before = before.unwrap_or(&Value::ZERO);
+                    numbers::binary(*operator, before, &value, dialect).unwrap_or_else(|_| {
+                        failed = true;
+                        Value::ZERO
+                    })
+                };
+                self.take(*keys, |keys| maps.update(*map, keys, change));
+                if failed {
+                    count(&shared.faults.divisions);
+                }
+            }
+            Operation::StepGlobal {
+                map,
+                keys,
+                by,
+                postfix,
+            } => {
+                let mut old = Value::ZERO;
+                let change = |before: Option<&Value>| {
+                    old = before.cloned().unwrap_or(Value::ZERO);
+                    stepped(&old, *by, dialect)
+                };
+                let after = self.take(*keys, |keys| maps.update(*map, keys, change));
+                self.push(if *postfix { old } else { after });
+            }
+            Operation::Aggregate {
+                map,
+                keys,
+                aggregation,
+            } => {
+                let value = self.word().cast_signed();
+                let shard = self.context.cpu();
+                self.take(*keys, |keys| {
+                    maps.aggregate(*map, shard, *aggregation, keys, value);
+                });
+            }
+            Operation::Delete { map, keys } => {
+                let was_there = self.take(*keys, |keys| maps.delete(*map, keys));
+                self.push(Value::Int(was_there.into()));
+            }
+            Operation::HasKey { map, keys } => {
+                let is_there = self.take(*keys, |keys| maps.contains(*map, keys));
+                self.push(Value::Int(is_there.into()));
+            }
+            Operation::MapLength(map) => {
+                let length = maps.len(*map);
+                self.push(Value::Int(i64::try_from(length).unwrap_or(i64::MAX)));
+            }
+            Operation::Clear(map) => maps.clear(*map),
+            _ => {}
+        }
+    }
+
+    fn known(&self, known: Known) -> Value {
+        let context = self.context;
+        match known {
+            Known::Argument(number) => numbers::unsigned(context.argument(number)),
+            Known::Comm => {
+                let comm = context.comm();
+                let end = comm.iter().position(|byte| *byte == 0);
+                Value::text(comm.get(..end.unwrap_or(comm.len())).unwrap_or_default())
+            }
+            Known::Cpu => Value::Int(context.cpu() as i64),
+            Known::Nsecs => numbers::unsigned(context.unix_ns()),
+            Known::Elapsed => {
+                let since = context.unix_ns().saturating_sub(self.shared.began);
+                numbers::unsigned(since)
+            }
+            Known::Pid => Value::Int(context.process().into()),
+            Known::Tid => Value::Int(context.thread().into()),
+            Known::Probe => Value::Text(self.probe.name.clone()),
+            Known::Function => Value::Text(self.probe.function.clone()),
+            Known::Returned => numbers::unsigned(context.returned().unwrap_or_default()),
+            Known::ReturnedOrMinusOne => {
+                let returned = context.returned().unwrap_or_default();
+                Value::Int(match returned.wrapping_neg() {
+                    1..=MAX_ERRNO => -1,
+                    _ => returned.cast_signed(),
+                })
+            }
+            Known::Task => numbers::unsigned(context.task()),
+            Known::Random => Value::Int(self.random().into()),
+            Known::ProgramCounter => numbers::unsigned(context.pc()),
+            Known::Register(register) => numbers::unsigned(context.register(register)),
+        }
+    }
+
+    /// Returns 32 bits of a pseudo-random sequence (splitmix64 by Steele, Lea and Flood).
+    fn random(&self) -> u32 {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let state = self.shared.random.fetch_add(STEP, Ordering::Relaxed);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed >> 32) as u32
+    }
+
+    /// Reads a stack into a buffer of this size; both kinds of stack use it.
+    fn frames(most: usize, fill: impl FnOnce(&mut [u64]) -> usize) -> Arc<[u64]> {
+        let mut frames = [0; MAX_FRAMES];
+        let room = frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default();
+        let found = fill(room);
+        frames.get(..found).unwrap_or_default().into()
+    }
+}
+
+fn stepped(before: &Value, by: i64, dialect: Dialect) -> Value {
+    let sum = numbers::number(before, dialect) + i128::from(by);
+    numbers::value(sum, dialect)
+}
+
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}

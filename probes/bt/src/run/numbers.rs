@@ -1,0 +1,263 @@
+//! Arithmetic on values.
+//!
+//! Numbers have 64 bits, and a sign that depends on their source. Results are mathematically exact
+//! if they fit in either kind, and wrap otherwise. In the strict dialect everything is C's `long`.
+
+use std::cmp::Ordering;
+
+use crate::ast::{BinaryOperator, Dialect, UnaryOperator};
+use crate::value::Value;
+
+/// The number of bytes that `str` returns and comparisons use in the strict dialect: OpenBSD's
+/// limit for a string argument.
+pub(crate) const STRICT_TEXT: usize = 63;
+
+/// Returns the number in a value: its address if it has one, 0 if it is no number.
+pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
+    let found = match value {
+        Value::Int(number) => i128::from(*number),
+        Value::Unsigned(number) => i128::from(*number),
+        Value::KernelSymbol(address) | Value::UserSymbol { address, .. } => i128::from(*address),
+        Value::Text(text) => text_number(text),
+        Value::Bytes(_) | Value::Tuple(_) | Value::KernelStack(_) | Value::UserStack { .. } => 0,
+    };
+    match dialect {
+        Dialect::Normal => found,
+        Dialect::Strict => i128::from(found as i64),
+    }
+}
+
+/// Returns the number in an argument of the script, as bt(5) reads it: its whole text as a number,
+/// or 1; empty text is 0.
+fn text_number(text: &[u8]) -> i128 {
+    if text.is_empty() {
+        return 0;
+    }
+    let parsed = std::str::from_utf8(text).ok().and_then(|t| t.parse().ok());
+    parsed.map_or(1, |number: i64| i128::from(number))
+}
+
+/// Returns the value of a number: `Int` if it fits.
+pub(crate) fn value(number: i128, dialect: Dialect) -> Value {
+    if dialect == Dialect::Strict {
+        return Value::Int(number as i64);
+    }
+    match i64::try_from(number) {
+        Ok(number) => Value::Int(number),
+        Err(_) => unsigned(number as u64),
+    }
+}
+
+/// Returns the value of an unsigned word.
+pub(crate) fn unsigned(word: u64) -> Value {
+    match i64::try_from(word) {
+        Ok(number) => Value::Int(number),
+        Err(_) => Value::Unsigned(word),
+    }
+}
+
+/// Returns the low `bytes` of a word as a number.
+pub(crate) fn extend(word: u64, bytes: u8, signed: bool) -> Value {
+    let shift = 64 - 8 * u32::from(bytes.clamp(1, 8));
+    match signed {
+        true => Value::Int((word << shift).cast_signed() >> shift),
+        false => unsigned(word << shift >> shift),
+    }
+}
+
+/// Checks whether a value counts as true.
+pub(super) fn is_true(value: &Value) -> bool {
+    match value {
+        Value::Text(text) => !text.is_empty(),
+        other => number(other, Dialect::Normal) != 0,
+    }
+}
+
+pub(super) fn unary(operator: UnaryOperator, operand: &Value, dialect: Dialect) -> Value {
+    match operator {
+        UnaryOperator::Not => Value::Int((!is_true(operand)).into()),
+        UnaryOperator::Negate => value(-number(operand, dialect), dialect),
+        UnaryOperator::Complement => match operand {
+            Value::Unsigned(word) => unsigned(!word),
+            other => value(!number(other, dialect), dialect),
+        },
+        // Compiled to a load.
+        UnaryOperator::Dereference => operand.clone(),
+    }
+}
+
+/// The error of a division by zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ByZero;
+
+/// Applies an operator to two evaluated operands; `&&` and `||` that stop early are jumps.
+pub(super) fn binary(
+    operator: BinaryOperator,
+    left: &Value,
+    right: &Value,
+    dialect: Dialect,
+) -> Result<Value, ByZero> {
+    use BinaryOperator::{
+        Add, And, Divide, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, LogicalAnd, LogicalOr,
+        Modulo, Multiply, NotEqual, Or, ShiftLeft, ShiftRight, Subtract, Xor,
+    };
+    let truth = |is: bool| Ok(Value::Int(is.into()));
+    match operator {
+        LogicalAnd => return truth(is_true(left) && is_true(right)),
+        LogicalOr => return truth(is_true(left) || is_true(right)),
+        Equal => return truth(compare(left, right, dialect) == Ordering::Equal),
+        NotEqual => return truth(compare(left, right, dialect) != Ordering::Equal),
+        Less => return truth(compare(left, right, dialect) == Ordering::Less),
+        LessOrEqual => return truth(compare(left, right, dialect) != Ordering::Greater),
+        Greater => return truth(compare(left, right, dialect) == Ordering::Greater),
+        GreaterOrEqual => return truth(compare(left, right, dialect) != Ordering::Less),
+        _ => {}
+    }
+    let (l, r) = (number(left, dialect), number(right, dialect));
+    let found = match operator {
+        Add => l + r,
+        Subtract => l - r,
+        Multiply => l.wrapping_mul(r),
+        Divide => l.checked_div(r).ok_or(ByZero)?,
+        Modulo => l.checked_rem(r).ok_or(ByZero)?,
+        And => l & r,
+        Or => l | r,
+        Xor => l ^ r,
+        ShiftLeft => shift(l, r, |l, by| l << by),
+        ShiftRight => shift(l, r, |l, by| l >> by),
+        _ => 0,
+    };
+    Ok(value(found, dialect))
+}
+
+/// Shifts a number; a shift by more bits than there are leaves none.
+fn shift(number: i128, by: i128, shifted: impl Fn(i128, u32) -> i128) -> i128 {
+    match u32::try_from(by) {
+        Ok(by) if by < u64::BITS => shifted(number, by),
+        _ => 0,
+    }
+}
+
+fn compare(left: &Value, right: &Value, dialect: Dialect) -> Ordering {
+    match (left, right) {
+        (Value::Text(left), Value::Text(right)) => {
+            let cut = |text: &'_ [u8]| match dialect {
+                Dialect::Normal => text.len(),
+                Dialect::Strict => text.len().min(STRICT_TEXT),
+            };
+            let (l, r) = (cut(left), cut(right));
+            left.get(..l).cmp(&right.get(..r))
+        }
+        (Value::Tuple(_), Value::Tuple(_)) | (Value::Bytes(_), Value::Bytes(_)) => left.cmp(right),
+        _ => number(left, dialect).cmp(&number(right, dialect)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_those_of_mathematics_where_they_fit() {
+        use BinaryOperator::*;
+        let max = Value::Unsigned(u64::MAX);
+        for (left, operator, right, normal, strict) in [
+            (Value::Int(7), Subtract, Value::Int(9), Value::Int(-2), -2),
+            (
+                max.clone(),
+                Subtract,
+                Value::Int(1),
+                Value::Unsigned(u64::MAX - 1),
+                -2,
+            ),
+            (max.clone(), Subtract, max.clone(), Value::Int(0), 0),
+            (
+                Value::Int(i64::MAX),
+                Add,
+                Value::Int(1),
+                Value::Unsigned(1 << 63),
+                i64::MIN,
+            ),
+            (max.clone(), Greater, Value::Int(-1), Value::Int(1), 0),
+            (Value::Int(-1), Less, max.clone(), Value::Int(1), 0),
+            (
+                Value::Int(-8),
+                ShiftRight,
+                Value::Int(1),
+                Value::Int(-4),
+                -4,
+            ),
+            (
+                Value::Int(1),
+                ShiftLeft,
+                Value::Int(63),
+                Value::Unsigned(1 << 63),
+                i64::MIN,
+            ),
+            (Value::Int(1), ShiftLeft, Value::Int(64), Value::Int(0), 0),
+            (Value::Int(-7), Divide, Value::Int(2), Value::Int(-3), -3),
+            (Value::Int(-7), Modulo, Value::Int(2), Value::Int(-1), -1),
+            (
+                max.clone(),
+                Multiply,
+                Value::Int(2),
+                Value::Unsigned(u64::MAX - 1),
+                -2,
+            ),
+            (
+                max.clone(),
+                And,
+                Value::Int(-4096),
+                Value::Unsigned(u64::MAX - 4095),
+                -4096,
+            ),
+            (max.clone(), Xor, Value::Int(-1), Value::Int(0), 0),
+        ] {
+            for (dialect, expected) in [
+                (Dialect::Normal, normal.clone()),
+                (Dialect::Strict, Value::Int(strict)),
+            ] {
+                assert_eq!(
+                    binary(operator, &left, &right, dialect),
+                    Ok(expected),
+                    "{left:?} {operator:?} {right:?} {dialect:?}"
+                );
+            }
+        }
+        let zero = binary(Divide, &Value::Int(1), &Value::Int(0), Dialect::Normal);
+        assert_eq!(zero, Err(ByZero));
+        let least = binary(
+            Divide,
+            &Value::Int(i64::MIN),
+            &Value::Int(-1),
+            Dialect::Strict,
+        );
+        assert_eq!(least, Ok(Value::Int(i64::MIN)));
+    }
+
+    #[test]
+    fn values_are_cut_to_their_type() {
+        for (word, bytes, signed, expected) in [
+            (0xffff_ff9c, 4, true, Value::Int(-100)),
+            (0xffff_ff9c, 4, false, Value::Int(0xffff_ff9c)),
+            (0x1234_56ff, 1, true, Value::Int(-1)),
+            (u64::MAX, 8, true, Value::Int(-1)),
+            (u64::MAX, 8, false, Value::Unsigned(u64::MAX)),
+        ] {
+            assert_eq!(extend(word, bytes, signed), expected);
+        }
+    }
+
+    #[test]
+    fn texts_are_compared_as_bytes_and_count_as_bt_says() {
+        use BinaryOperator::*;
+        let (short, long) = (vec![b'x'; 63], vec![b'x'; 64]);
+        for (dialect, expected) in [(Dialect::Normal, 0), (Dialect::Strict, 1)] {
+            let found = binary(Equal, &Value::text(&short), &Value::text(&long), dialect);
+            assert_eq!(found, Ok(Value::Int(expected)));
+        }
+        for (text, expected) in [(&b""[..], 0), (b"12", 12), (b"-3", -3), (b"word", 1)] {
+            assert_eq!(number(&Value::text(text), Dialect::Strict), expected);
+        }
+    }
+}

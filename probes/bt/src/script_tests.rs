@@ -1,0 +1,144 @@
+//! Runs whole scripts without probes and compares their output. A case is `NAME.bt`, its output or
+//! its errors in `NAME.ok`, and its arguments, one a line, in `NAME.args`. Those in `strict` are
+//! OpenBSD's language.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use introspect::kernel::btf::Btf;
+use probes::probe::Probe;
+
+use crate::Clock;
+use crate::ast::Dialect;
+use crate::compile::{Guest, Options};
+use crate::diagnostic::Diagnostic;
+use crate::parse::parse;
+use crate::render::text;
+use crate::session::{Finder, NotFound, Prepared};
+use crate::time::Zone;
+use crate::value::Names;
+
+/// 2009-02-13 23:31:30 UTC.
+const NOW: u64 = 1_234_567_890_000_000_000;
+
+pub(crate) struct Nobody;
+
+impl Guest for Nobody {
+    fn types(&self) -> Option<&Btf> {
+        None
+    }
+
+    fn symbol(&self, _: &str) -> Option<u64> {
+        None
+    }
+
+    fn nearest_symbols(&self, _: &str) -> Vec<String> {
+        vec!["jiffies".to_owned()]
+    }
+}
+
+impl Finder for Nobody {
+    fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound> {
+        Err(NotFound {
+            message: format!("no probe {pattern}"),
+            nearest: vec!["vfs_read".to_owned()],
+        })
+    }
+}
+
+impl Names for Nobody {
+    fn kernel(&self, address: u64) -> String {
+        format!("{address:#x}")
+    }
+
+    fn user(&self, _: u32, address: u64) -> String {
+        format!("{address:#x}")
+    }
+}
+
+fn outcome(script: &[u8], arguments: &str, dialect: Dialect) -> String {
+    let rendered = |wrong: Vec<Diagnostic>| -> String {
+        wrong.iter().map(|d| d.render("script", script)).collect()
+    };
+    let parsed = match parse(script, dialect) {
+        Ok(parsed) => parsed,
+        Err(wrong) => return rendered(wrong),
+    };
+    let options = Options {
+        dialect,
+        arguments: arguments.lines().map(|a| a.as_bytes().to_vec()).collect(),
+        zone: Zone::utc(),
+        ..Options::default()
+    };
+    let clock = Clock {
+        tsc: vmm::host_tsc(),
+        unix_ns: NOW,
+        // So slow that no time passes.
+        hz: u64::MAX,
+    };
+    let prepared = match Prepared::new(&parsed, &options, &Nobody, &Nobody, 1, clock) {
+        Ok(prepared) => prepared,
+        Err(wrong) => return rendered(wrong),
+    };
+    let mut out = Vec::new();
+    prepared.run_alone(&mut |output| out.extend(text::render(&output, dialect, &Nobody)));
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Runs all cases of a folder and returns their number.
+fn run(folder: &str, dialect: Dialect) -> usize {
+    let folder = crate::test_data::source("probes/bt/src/tests").join(folder);
+    let mut paths: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "bt"));
+    paths.sort();
+    let mut wrong = String::new();
+    for path in &paths {
+        let expected = fs::read_to_string(path.with_extension("ok")).unwrap_or_default();
+        let arguments = fs::read_to_string(path.with_extension("args")).unwrap_or_default();
+        let found = outcome(&fs::read(path).unwrap(), &arguments, dialect);
+        if found != expected {
+            wrong += &format!("{}:\n{found}--- expected:\n{expected}\n", path.display());
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    paths.len()
+}
+
+#[test]
+fn scripts_put_out_what_their_files_say() {
+    assert!(run("run", Dialect::Normal) >= 20);
+}
+
+#[test]
+fn strict_scripts_put_out_what_their_files_say() {
+    assert!(run("strict", Dialect::Strict) >= 15);
+}
+
+#[test]
+fn what_comes_with_exotrace_is_read() {
+    use crate::library::{SCRIPTS, TEXTS};
+    for (name, script) in SCRIPTS.iter().chain(&TEXTS) {
+        let parsed = parse(script.as_bytes(), Dialect::Normal);
+        let wrong = parsed.err().unwrap_or_default();
+        let shown: String = wrong
+            .iter()
+            .map(|d| d.render(name, script.as_bytes()))
+            .collect();
+        assert_eq!(shown, "");
+    }
+}
+
+#[test]
+fn every_script_says_what_it_is_in_one_line() {
+    for (name, script) in crate::library::SCRIPTS {
+        let about = crate::library::about(script);
+        let stem = name.trim_end_matches(".bt");
+        assert!(
+            about.starts_with(&format!("{stem} - ")),
+            "{name}: {about:?}"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! A running script: its probes in the guest, its output in order, its maps at the end.
+//!
+//! [`Prepared::new`] compiles and resolves everything, and reports errors before the guest is
+//! touched. [`Prepared::start`] runs BEGIN and enables the probes. Then the caller drains until it
+//! has enough or the script exits ([`ScriptSession::has_exited`]), and ends it with
+//! [`ScriptSession::finish`]. That disables the probes, drains the rest, runs END and prints the
+//! maps.
+
+mod output;
+mod prepared;
+mod traceable;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use probes::engine::{HitOutcome, ProbeHit, ProbeStats, Program, Session, Waiter};
+use probes::probe::Probe;
+
+use crate::ast::Dialect;
+use crate::context::{AtHit, Clock};
+use crate::program::Code;
+use crate::record;
+use crate::render::Output;
+use crate::run::{Ended, ProbeTexts, Shared, run};
+use crate::value::Value;
+pub use prepared::{Finder, NotFound, Prepared, StartError};
+
+/// The program at a probe's hits: the rules of that probe, in the script's order.
+struct ScriptProgram {
+    shared: Arc<Shared>,
+    codes: Vec<Arc<Code>>,
+    texts: ProbeTexts,
+    clock: Clock,
+}
+
+impl Program for ScriptProgram {
+    fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome {
+        let context = AtHit {
+            hit,
+            clock: &self.clock,
+        };
+        let mut ran = HitOutcome::Filtered;
+        for code in &self.codes {
+            // After exit() nothing runs any more, on any vCPU.
+            if self.shared.exited.load(Ordering::Relaxed) {
+                break;
+            }
+            if run(code, &self.shared, &context, &self.texts) == Ended::HitOutcome {
+                ran = HitOutcome::Accepted;
+            }
+        }
+        if self.shared.exited.load(Ordering::Relaxed) {
+            hit.wake();
+        }
+        ran
+    }
+}
+
+/// The counters of a script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ScriptStats {
+    /// Hits of all its probes: those filtered out by predicates and processes, and those that ran.
+    pub probes: ProbeStats,
+    /// The number of outputs dropped for want of room: records, snapshots of maps.
+    pub lost_output: u64,
+    /// The number of values for which a map had no room.
+    pub lost_values: u64,
+    /// The number of divisions by zero, which yielded 0.
+    pub divisions_by_zero: u64,
+    /// The number of reads of memory that was not there, which yielded 0.
+    pub failed_reads: u64,
+    /// The number of runs of a rule ended because they took too many steps, or made an endless
+    /// tuple.
+    pub endless: u64,
+}
+
+/// A running script.
+pub struct ScriptSession {
+    session: Session,
+    shared: Arc<Shared>,
+    end: Vec<Code>,
+    printed: Vec<usize>,
+    clock: Clock,
+    probes: Vec<Probe>,
+    skipped: Vec<String>,
+}
+
+impl ScriptSession {
+    /// Returns the enabled probes.
+    #[must_use]
+    pub fn probes(&self) -> &[Probe] {
+        &self.probes
+    }
+
+    /// Returns the probes that could not be enabled, and the reasons.
+    #[must_use]
+    pub fn skipped(&self) -> &[String] {
+        &self.skipped
+    }
+
+    /// Checks whether the script has ended itself.
+    #[must_use]
+    pub fn has_exited(&self) -> bool {
+        self.shared.exited.load(Ordering::Relaxed)
+    }
+
+    /// Returns the script's dialect, in which its output is rendered.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        self.shared.dialect
+    }
+
+    /// Returns a waiter for the output to come.
+    #[must_use]
+    pub fn waiter(&self) -> Waiter {
+        self.session.waiter()
+    }
+
+    /// Passes on the output since the last call, in order. It never waits.
+    pub fn drain(&mut self, each: &mut dyn FnMut(Output)) -> usize {
+        let (shared, clock) = (&self.shared, &self.clock);
+        self.session.drain_records(|_, tsc, words| {
+            if let Some((emission, values)) = record::read(words)
+                && let Some(output) = output::of(shared, emission, values, clock.unix_ns(tsc))
+            {
+                each(output);
+            }
+        })
+    }
+
+    /// Disables the probes, passes on the remaining output, runs END and prints the maps.
+    pub fn finish(mut self, each: &mut dyn FnMut(Output)) -> ScriptStats {
+        self.session.disable_all();
+        self.drain(each);
+        output::finish(&self.end, &self.printed, &self.shared, &self.clock, each);
+        self.stats()
+    }
+
+    /// Returns the current number in a variable without keys, or the number that its aggregation
+    /// amounts to. It is 0 if nothing was counted yet, and exact while the machine is paused.
+    #[must_use]
+    pub fn number(&self, variable: &str) -> i64 {
+        let maps = &self.shared.maps;
+        match maps.named(variable).and_then(|map| maps.get(map, &[])) {
+            Some(Value::Int(number)) => number,
+            Some(Value::Unsigned(number)) => number.cast_signed(),
+            _ => 0,
+        }
+    }
+
+    /// Returns the counters so far.
+    #[must_use]
+    pub fn stats(&self) -> ScriptStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let faults = &self.shared.faults;
+        ScriptStats {
+            probes: self.session.stats().probes,
+            lost_output: load(&faults.lost),
+            lost_values: self.shared.maps.lost(),
+            divisions_by_zero: load(&faults.divisions),
+            failed_reads: load(&faults.reads),
+            endless: load(&faults.endless),
+        }
+    }
+
+    /// Returns the counters of each probe, in the order of [`Self::probes`]; `None` for one that is
+    /// no longer enabled.
+    #[must_use]
+    pub fn each(&self) -> Vec<Option<ProbeStats>> {
+        let numbers = 0..u32::try_from(self.probes.len()).unwrap_or(u32::MAX);
+        numbers
+            .map(|number| self.session.probe_stats(number))
+            .collect()
+    }
+}

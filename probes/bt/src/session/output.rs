@@ -1,0 +1,102 @@
+//! A script's output without a guest, at its begin and its end, and the conversion of emissions,
+//! here and at hits.
+
+use std::sync::atomic::Ordering;
+
+use crate::context::{Clock, Context, Here};
+use crate::program::{Code, Emission};
+use crate::render::Output;
+use crate::run::{self, ProbeTexts, Shared};
+use crate::value::Value;
+
+/// Runs BEGIN or END, on this thread.
+pub(super) fn run(
+    codes: &[Code],
+    name: &str,
+    shared: &Shared,
+    clock: &Clock,
+    each: &mut dyn FnMut(Output),
+) {
+    let context = Here::at(clock.unix_ns(vmm::host_tsc()));
+    let texts = ProbeTexts {
+        name: name.as_bytes().into(),
+        function: [].into(),
+    };
+    for code in codes {
+        if shared.exited.load(Ordering::Relaxed) {
+            break;
+        }
+        run::run(code, shared, &context, &texts);
+    }
+    let unix_ns = context.unix_ns();
+    for (emission, values) in context.into_emitted() {
+        if let Some(output) = of(shared, emission, values, unix_ns) {
+            each(output);
+        }
+    }
+}
+
+/// Runs END and prints the maps.
+pub(super) fn finish(
+    end: &[Code],
+    printed: &[usize],
+    shared: &Shared,
+    clock: &Clock,
+    each: &mut dyn FnMut(Output),
+) {
+    // exit() in a rule ends the rules, but not END.
+    shared.exited.store(false, Ordering::Relaxed);
+    run(end, "END", shared, clock, each);
+    for map in printed {
+        let snapshot = shared.maps.snapshot(*map);
+        if !snapshot.entries.is_empty() {
+            each(Output::Map {
+                snapshot,
+                top: None,
+                divisor: None,
+            });
+        }
+    }
+}
+
+/// Converts an emission and its values to output.
+pub(super) fn of(
+    shared: &Shared,
+    emission: usize,
+    mut values: Vec<Value>,
+    unix_ns: u64,
+) -> Option<Output> {
+    Some(match shared.emissions.get(emission)? {
+        Emission::Printf { format, to_stderr } => Output::Printf {
+            format: format.clone(),
+            arguments: values,
+            to_stderr: *to_stderr,
+        },
+        Emission::Print => Output::Print(values.pop()?),
+        Emission::Join { separator } => Output::Join {
+            parts: values
+                .into_iter()
+                .filter_map(|value| match value {
+                    Value::Text(text) => Some(text),
+                    _ => None,
+                })
+                .collect(),
+            separator: separator.clone(),
+        },
+        Emission::Time { format } => Output::Time {
+            format: format.clone(),
+            unix_ns: i64::try_from(unix_ns).unwrap_or(i64::MAX),
+        },
+        Emission::Map { top, divisor } => match values.pop()? {
+            Value::Int(ticket) => Output::Map {
+                snapshot: shared.snapshots.take(ticket)?,
+                top: *top,
+                divisor: *divisor,
+            },
+            _ => return None,
+        },
+        Emission::Fail { message } => Output::Fail {
+            message: message.clone(),
+        },
+    })
+}

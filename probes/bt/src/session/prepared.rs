@@ -1,0 +1,431 @@
+//! A script before it runs: finds its probes and compiles its rules for them.
+
+use probes::engine::{EnableError, Engine, Filter, RingSize, SessionError};
+use probes::name::{ProbeName, ProbePattern};
+use probes::probe::{Probe, Target};
+
+pub use probes::provider::NotFound;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use super::{ScriptProgram, ScriptSession, output};
+use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
+use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
+use crate::context::Clock;
+use crate::diagnostic::Diagnostic;
+use crate::maps::Maps;
+use crate::program::Code;
+use crate::render::Output;
+use crate::run::{Faults, ProbeTexts, Shared};
+use crate::snapshots::Snapshots;
+
+/// The size of a ring in bytes: the output of a script while nobody reads.
+const RING_BYTES: usize = 16 << 20;
+/// The least and greatest number of records of a ring.
+const SLOTS: std::ops::RangeInclusive<usize> = 1 << 10..=1 << 16;
+
+/// The source of existing probes.
+pub trait Finder {
+    /// Returns the probes that match a pattern: at least one.
+    ///
+    /// # Errors
+    /// No probe matches; the error has similar names.
+    fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound>;
+}
+
+/// A script that can be started.
+pub struct Prepared {
+    shared: Shared,
+    words: usize,
+    places: Places,
+    /// The maps that are printed at the end, in order.
+    printed: Vec<usize>,
+    clock: Clock,
+}
+
+/// A probe, and the code that runs at it.
+struct Wanted {
+    probe: Probe,
+    codes: Vec<Arc<Code>>,
+    /// Whether a pattern names this probe and does not just match it: it is then an error if it
+    /// cannot be enabled.
+    must: bool,
+}
+
+/// The rules, compiled for their probes.
+#[derive(Default)]
+struct Places {
+    begin: Vec<Code>,
+    end: Vec<Code>,
+    probes: Vec<Wanted>,
+    /// The indexes of `probes` by name: a name may stand for several targets.
+    named: HashMap<ProbeName, Vec<usize>>,
+}
+
+impl Places {
+    fn compile(&mut self, rule: &Rule, resolved: &Resolved<'_>, compiler: &mut Compiler<'_>) {
+        let mut compiled: HashMap<ProbeKindInfo, Arc<Code>> = HashMap::new();
+        for spec in &rule.probes {
+            let pattern = match &spec.kind {
+                ProbeKind::Begin => {
+                    let code = compiler.rule(rule, &ProbeKindInfo::default());
+                    self.begin.push(code);
+                    continue;
+                }
+                ProbeKind::End => {
+                    let code = compiler.rule(rule, &ProbeKindInfo::default());
+                    self.end.push(code);
+                    continue;
+                }
+                ProbeKind::Pattern(pattern) => pattern,
+            };
+            let must = ProbePattern::parse(pattern).is_ok_and(|pattern| pattern.is_one());
+            for probe in resolved.get(pattern.as_str()).into_iter().flatten() {
+                let code = compiled
+                    .entry(ProbeKindInfo::of(probe))
+                    .or_insert_with_key(|kind| Arc::new(compiler.rule(rule, kind)));
+                self.add(probe, code, must);
+            }
+        }
+    }
+
+    /// Adds a rule's code to a probe: once, however many of its patterns match the probe.
+    fn add(&mut self, probe: &Probe, code: &Arc<Code>, must: bool) {
+        let same = self.named.entry(probe.name.clone()).or_default();
+        let at = same.iter().copied().find(|at| {
+            let known = self.probes.get(*at);
+            known.is_some_and(|known| known.probe.target == probe.target)
+        });
+        let at = at.unwrap_or_else(|| {
+            same.push(self.probes.len());
+            self.probes.push(Wanted {
+                probe: probe.clone(),
+                codes: Vec::new(),
+                must,
+            });
+            self.probes.len() - 1
+        });
+        if let Some(wanted) = self.probes.get_mut(at) {
+            wanted.must |= must;
+            if !wanted.codes.iter().any(|known| Arc::ptr_eq(known, code)) {
+                wanted.codes.push(code.clone());
+            }
+        }
+    }
+}
+
+/// The reason why a script cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The rings could not be made.
+    #[error(transparent)]
+    Rings(#[from] SessionError),
+    /// A probe could not be enabled.
+    #[error(transparent)]
+    Enable(#[from] EnableError),
+}
+
+impl Prepared {
+    /// Compiles a script for a guest with so many vCPUs. `clock` provides the time of its hits.
+    ///
+    /// # Errors
+    /// All errors in the script.
+    pub fn new(
+        script: &Script,
+        options: &Options,
+        guest: &dyn Guest,
+        finder: &dyn Finder,
+        vcpus: usize,
+        clock: Clock,
+    ) -> Result<Self, Vec<Diagnostic>> {
+        let dialect = options.dialect;
+        let resolved = resolve(script, finder, dialect)?;
+        let mut compiler = Compiler::new(script, options, guest);
+        for probe in resolved.values().flatten() {
+            compiler.may_put_out(longest_text(&probe.name));
+        }
+        for rule in &script.rules {
+            for kind in kinds_of(rule, &resolved) {
+                compiler.learn(rule, &kind);
+            }
+        }
+        let mut places = Places::default();
+        for rule in &script.rules {
+            places.compile(rule, &resolved, &mut compiler);
+        }
+        let printed = compiler.printed_at_end(&assigned(script));
+        let compiled = compiler.finish()?;
+        Ok(Self {
+            words: compiled.words,
+            shared: Shared {
+                dialect,
+                maps: Maps::new(compiled.maps, vcpus, dialect, options.most_entries),
+                emissions: compiled.emissions,
+                snapshots: Snapshots::default(),
+                began: clock.unix_ns(vmm::host_tsc()),
+                exited: AtomicBool::new(false),
+                faults: Faults::default(),
+                random: AtomicU64::new(clock.unix_ns),
+            },
+            places,
+            printed,
+            clock,
+        })
+    }
+
+    /// Returns the probes that will be enabled.
+    pub fn probes(&self) -> impl ExactSizeIterator<Item = &Probe> {
+        self.places.probes.iter().map(|wanted| &wanted.probe)
+    }
+
+    /// Runs BEGIN and END and passes on their output, and the maps: all that a script without
+    /// probes does.
+    pub fn run_alone(self, each: &mut dyn FnMut(Output)) {
+        let shared = self.shared;
+        output::run(&self.places.begin, "BEGIN", &shared, &self.clock, each);
+        output::finish(&self.places.end, &self.printed, &shared, &self.clock, each);
+    }
+
+    /// Runs BEGIN, then enables the probes, unless BEGIN has ended the script. `filter` selects the
+    /// hits of a probe. `each` receives the output of BEGIN.
+    ///
+    /// # Errors
+    /// A probe that is named and not just matched cannot be enabled. Nothing is left in the guest
+    /// then.
+    pub fn start(
+        self,
+        engine: &Engine,
+        filter: &dyn Fn(&Probe) -> Filter,
+        each: &mut dyn FnMut(Output),
+    ) -> Result<ScriptSession, StartError> {
+        let words = self.words;
+        let bytes = 8 * (words + probes::ring::SLOT_OVERHEAD_WORDS);
+        let slots = (RING_BYTES / bytes).clamp(*SLOTS.start(), *SLOTS.end());
+        let slots = 1 << slots.ilog2();
+        let session = engine.session(RingSize { slots, words })?;
+        let shared = Arc::new(self.shared);
+        let Places {
+            begin, end, probes, ..
+        } = self.places;
+        let mut running = ScriptSession {
+            session,
+            shared,
+            end,
+            printed: self.printed,
+            clock: self.clock,
+            probes: Vec::new(),
+            skipped: Vec::new(),
+        };
+        output::run(&begin, "BEGIN", &running.shared, &self.clock, each);
+        if running.has_exited() {
+            return Ok(running);
+        }
+        for Wanted { probe, codes, must } in probes {
+            let program = ScriptProgram {
+                shared: running.shared.clone(),
+                codes,
+                texts: texts(&probe.name, running.dialect()),
+                clock: self.clock,
+            };
+            let filter = match &probe.target {
+                // It belongs to no process.
+                Target::Timer {
+                    every_vcpu: false, ..
+                } => Filter::default(),
+                _ => filter(&probe),
+            };
+            match running
+                .session
+                .enable_program(&probe, filter, Arc::new(program))
+            {
+                Ok(_) => running.probes.push(probe),
+                Err(error) if must => return Err(error.into()),
+                Err(error) => running.skipped.push(error.to_string()),
+            }
+        }
+        Ok(running)
+    }
+}
+
+/// The probes that match each pattern of a script.
+type Resolved<'s> = HashMap<&'s str, Vec<Probe>>;
+
+fn resolve<'s>(
+    script: &'s Script,
+    finder: &dyn Finder,
+    dialect: Dialect,
+) -> Result<Resolved<'s>, Vec<Diagnostic>> {
+    let mut resolved = Resolved::new();
+    let mut wrong = Vec::new();
+    for spec in script.rules.iter().flat_map(|rule| &rule.probes) {
+        let ProbeKind::Pattern(pattern) = &spec.kind else {
+            continue;
+        };
+        if resolved.contains_key(pattern.as_str()) {
+            continue;
+        }
+        match finder.find(pattern) {
+            Ok(found) => {
+                resolved.insert(pattern, found);
+            }
+            Err(none) => wrong.push(Diagnostic {
+                dialect,
+                suggestions: none.nearest,
+                ..Diagnostic::new(spec.span, none.message)
+            }),
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(resolved),
+        false => Err(wrong),
+    }
+}
+
+/// Returns the kinds of probe for which a rule is compiled.
+fn kinds_of(rule: &Rule, resolved: &Resolved<'_>) -> Vec<ProbeKindInfo> {
+    let mut kinds = Vec::new();
+    let mut seen = HashSet::new();
+    for spec in &rule.probes {
+        let found = match &spec.kind {
+            ProbeKind::Begin | ProbeKind::End => vec![ProbeKindInfo::default()],
+            ProbeKind::Pattern(pattern) => {
+                let probes = resolved.get(pattern.as_str()).into_iter().flatten();
+                probes.map(ProbeKindInfo::of).collect()
+            }
+        };
+        for kind in found {
+            if seen.insert(kind.clone()) {
+                kinds.push(kind);
+            }
+        }
+    }
+    kinds
+}
+
+/// Returns the names of the maps that rules assign to in their outermost statements: bt(5) prints
+/// these at the end.
+fn assigned(script: &Script) -> Vec<&str> {
+    let statements = script.rules.iter().flat_map(|rule| &rule.body.statements);
+    let places = statements.filter_map(|statement| match &statement.kind {
+        StatementKind::Assign { place, .. } | StatementKind::Aggregate { place, .. } => Some(place),
+        _ => None,
+    });
+    let names = places.filter_map(|place| match &place.kind {
+        LvalueKind::Global { name, .. } => Some(name.as_str()),
+        LvalueKind::Local(_) => None,
+    });
+    names.collect()
+}
+
+/// Returns an upper bound of the length in bytes of the longest of [`texts`].
+fn longest_text(name: &ProbeName) -> usize {
+    let ProbeName {
+        provider,
+        module,
+        function,
+        name,
+    } = name;
+    let parts = [provider, module, function, name].map(|part| part.len() + 1);
+    parts.iter().sum()
+}
+
+/// Returns `probe` and `func` at a probe.
+fn texts(name: &ProbeName, dialect: Dialect) -> ProbeTexts {
+    let ProbeName {
+        provider,
+        function,
+        name: last,
+        ..
+    } = name;
+    let whole = match dialect {
+        Dialect::Normal => name.to_string(),
+        Dialect::Strict => format!("{provider}:{function}:{last}"),
+    };
+    ProbeTexts {
+        name: whole.as_bytes().into(),
+        function: function.as_bytes().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::parse::parse;
+    use crate::record;
+    use crate::script_tests::Nobody;
+
+    const CLOCK: Clock = Clock {
+        tsc: 0,
+        unix_ns: 0,
+        hz: 1,
+    };
+
+    fn prepared(script: &str, longest_text: usize) -> Result<Prepared, Vec<Diagnostic>> {
+        let script = parse(script.as_bytes(), Dialect::Normal).unwrap();
+        let options = Options {
+            longest_text,
+            ..Options::default()
+        };
+        Prepared::new(&script, &options, &Nobody, &Nobody, 1, CLOCK)
+    }
+
+    #[test]
+    fn records_have_room_for_the_longest_text() {
+        let literal = format!("print(\"{}\");", "x".repeat(320));
+        for (rule, longest_text, bytes) in [
+            ("print(str(1));", 256, 256),
+            ("print(str(1));", 8, 64),
+            ("print(comm);", 8, 64),
+            ("print(str(1, 1000));", 256, 1024),
+            ("$x = str(1, 1000); print($x); print(pid);", 256, 1024),
+            // Known only after it is emitted.
+            ("printf(\"%s\", @x); @x = str(1, 1000);", 256, 1024),
+            (&literal, 256, 320),
+        ] {
+            let script = format!("BEGIN {{ {rule} }}");
+            let words = prepared(&script, longest_text).unwrap().words;
+            assert_eq!(words, record::HEADER + 1 + bytes / 8, "{rule}");
+        }
+    }
+
+    #[test]
+    fn what_goes_wrong_is_counted() {
+        for (rule, divisions, reads, endless) in [
+            ("print(1 / pid);", 0, 0, 0),
+            ("$x = 0; print(1 / $x); @x = 1; @x %= $x;", 2, 0, 0),
+            ("print(str(1)); print(*(uint32 *)1);", 0, 2, 0),
+            ("print(str(0));", 0, 0, 0),
+            ("while (1) { }", 0, 0, 1),
+            ("$t = (1, 2); while (1) { $t = ($t, $t); }", 0, 0, 1),
+        ] {
+            let script = format!("BEGIN {{ {rule} }}");
+            let prepared = prepared(&script, 256).unwrap();
+            let shared = &prepared.shared;
+            output::run(&prepared.places.begin, "BEGIN", shared, &CLOCK, &mut |_| {});
+            let Faults {
+                divisions: d,
+                reads: r,
+                endless: e,
+                lost,
+            } = &shared.faults;
+            let found = [d, r, e, lost].map(|count| count.load(Ordering::Relaxed));
+            assert_eq!(found, [divisions, reads, endless, 0], "{rule}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_is_too_large_is_refused_whole() {
+        let script = |statements| format!("BEGIN {{ {} }}", "@x = 1; ".repeat(statements));
+        assert!(prepared(&script(30_000), 256).is_ok());
+        let wrong = prepared(&script(40_000), 256).err().unwrap();
+        let messages: Vec<_> = wrong.iter().map(|wrong| wrong.message.as_str()).collect();
+        assert_eq!(
+            messages,
+            ["this rule is too large, with the translators it uses"]
+        );
+    }
+}

@@ -1,0 +1,38 @@
+//! A traceable guest, as the compiler of scripts sees it.
+
+use probes::kernel_view::Btf;
+use probes::name::ProbePattern;
+use probes::probe::Probe;
+use probes::provider::{self, Traceable};
+
+use super::{Finder, NotFound};
+use crate::compile::Guest;
+
+/// Most similar names that are suggested for a symbol.
+const SUGGESTIONS: usize = 3;
+
+impl Guest for &dyn Traceable {
+    fn types(&self) -> Option<&Btf> {
+        self.view().btf.as_ref()
+    }
+
+    fn symbol(&self, name: &str) -> Option<u64> {
+        let view = self.view();
+        let of_modules = || view.modules.all_of(name, None).map(|of| of.symbol.address);
+        let own = view.symbols.address_of(name);
+        own.or_else(|| of_modules().next())
+    }
+
+    fn nearest_symbols(&self, name: &str) -> Vec<String> {
+        let found = self.view().symbols.nearest_names(name, SUGGESTIONS);
+        found.into_iter().map(str::to_owned).collect()
+    }
+}
+
+impl Finder for &dyn Traceable {
+    fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound> {
+        let pattern = ProbePattern::parse(pattern);
+        let pattern = pattern.map_err(|error| NotFound::from(error.to_string()))?;
+        provider::find(*self, &pattern)
+    }
+}

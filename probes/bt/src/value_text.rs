@@ -1,0 +1,138 @@
+//! The text of a value: numbers, bytes, symbols and stacks, as both dialects write them.
+//!
+//! [`Names`] gives the names of addresses. The text is raw bytes, as in [`render`](crate::render).
+
+use crate::ast::Dialect;
+use crate::value::{Names, Value};
+
+/// The number of bytes of a stack's text in bt(5), with the NUL at its end.
+const STRICT_STACK_BYTES: usize = 4096;
+
+/// The styles of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BufferStyle {
+    /// `r`: printable ASCII as it is, other bytes as `\x0a`.
+    Printable,
+    /// `rx`: all bytes as `\x0a`.
+    Escaped,
+    /// `rh`: all bytes as `0a`, with blanks between.
+    Spaced,
+}
+
+/// Returns the text of several values, with commas between them.
+pub(crate) fn joined(values: &[Value], dialect: Dialect, names: &dyn Names) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (index, value) in values.iter().enumerate() {
+        if index > 0 {
+            out.extend_from_slice(b", ");
+        }
+        write_value(&mut out, value, dialect, names);
+    }
+    out
+}
+
+/// Writes the text of a value, as `%s` shows it.
+pub(crate) fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, names: &dyn Names) {
+    match value {
+        Value::Int(number) => out.extend_from_slice(number.to_string().as_bytes()),
+        Value::Unsigned(number) => out.extend_from_slice(number.to_string().as_bytes()),
+        Value::Text(text) => out.extend_from_slice(text),
+        Value::Bytes(bytes) => out.extend(shown_bytes(bytes, BufferStyle::Printable)),
+        Value::Tuple(values) => {
+            out.push(b'(');
+            out.extend(joined(values, dialect, names));
+            out.push(b')');
+        }
+        Value::KernelSymbol(address) => {
+            write_symbol(out, &names.kernel(*address), dialect);
+        }
+        Value::UserSymbol { pid, address } => {
+            write_symbol(out, &names.user(*pid, *address), dialect);
+        }
+        Value::KernelStack(frames) => {
+            let frames = frames.iter().map(|&address| names.kernel(address));
+            match dialect {
+                Dialect::Normal => write_stack(out, frames),
+                // In bt(5), a hit without kernel frames was in a program.
+                Dialect::Strict if frames.len() == 0 => out.extend_from_slice(b"\nuserland\n"),
+                Dialect::Strict => write_strict_stack(out, frames, b"\nkernel\n"),
+            }
+        }
+        Value::UserStack { pid, frames } => {
+            let frames = frames.iter().map(|&address| names.user(*pid, address));
+            match dialect {
+                Dialect::Normal => write_stack(out, frames),
+                Dialect::Strict => write_strict_stack(out, frames, b"\nuserland\n"),
+            }
+        }
+    }
+}
+
+/// Writes a symbol; bpftrace shows it without its offset.
+fn write_symbol(out: &mut Vec<u8>, name: &str, dialect: Dialect) {
+    let shown = match dialect {
+        Dialect::Normal => split_offset(name).0,
+        Dialect::Strict => name,
+    };
+    out.extend_from_slice(shown.as_bytes());
+}
+
+/// Writes frames as bpftrace shows them: with decimal offsets.
+fn write_stack(out: &mut Vec<u8>, frames: impl Iterator<Item = String>) {
+    out.push(b'\n');
+    for frame in frames {
+        let line = match split_offset(&frame) {
+            (name, Some(offset)) => format!("    {name}+{offset}\n"),
+            (name, None) => format!("    {name}\n"),
+        };
+        out.extend_from_slice(line.as_bytes());
+    }
+}
+
+/// Writes frames as bt(5) shows them, in a buffer of [`STRICT_STACK_BYTES`]: a frame that has no
+/// room is cut, and nothing follows it.
+fn write_strict_stack(out: &mut Vec<u8>, frames: impl Iterator<Item = String>, last: &[u8]) {
+    let mut room = STRICT_STACK_BYTES;
+    for frame in frames {
+        let most = room.saturating_sub(2);
+        let line = format!("\n{frame}");
+        if line.len() > most {
+            out.extend(line.bytes().take(most));
+            return;
+        }
+        out.extend_from_slice(line.as_bytes());
+        room -= line.len();
+    }
+    out.extend(last.iter().take(room - 1));
+}
+
+/// Splits `name+0x10` into `name` and 16.
+pub(crate) fn split_offset(name: &str) -> (&str, Option<u64>) {
+    match name.rsplit_once("+0x") {
+        Some((symbol, offset)) => match u64::from_str_radix(offset, 16) {
+            Ok(offset) => (symbol, Some(offset)),
+            Err(_) => (name, None),
+        },
+        None => (name, None),
+    }
+}
+
+/// Renders bytes in one of the styles.
+pub(crate) fn shown_bytes(bytes: &[u8], style: BufferStyle) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    for &byte in bytes {
+        match style {
+            BufferStyle::Printable if (b' '..=b'~').contains(&byte) => out.push(byte),
+            BufferStyle::Printable | BufferStyle::Escaped => {
+                out.extend_from_slice(format!("\\x{byte:02x}").as_bytes());
+            }
+            BufferStyle::Spaced => {
+                if !out.is_empty() {
+                    out.push(b' ');
+                }
+                out.extend_from_slice(format!("{byte:02x}").as_bytes());
+            }
+        }
+    }
+    out
+}
