@@ -8,7 +8,6 @@ use std::io::{self, Write};
 /// Output before `finish` is already part of the whole. Formats of lines are complete after each
 /// record. To continue in another file, finish this renderer and create another. Whatever is open
 /// is closed in the first, and begins anew in the second.
-/// is open is closed in the first, and begins anew.
 pub trait Render<T> {
     /// Writes the output that this record permits.
     ///
