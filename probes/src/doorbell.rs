@@ -39,17 +39,17 @@ pub enum Woken {
     /// There may be something to drain, or the time is up.
     Drain,
     /// The client's stream is in the state that was waited for.
-    Client,
+    Stream,
 }
 
 /// A client's stream that ends a wait. Its data stay unread.
 #[derive(Debug, Clone, Copy)]
-pub struct Client<'f> {
+pub struct WatchedStream<'f> {
     stream: BorrowedFd<'f>,
     events: PollFlags,
 }
 
-impl<'f> Client<'f> {
+impl<'f> WatchedStream<'f> {
     /// Returns a stream that ends the wait when its other side is closed.
     pub fn until_closed(stream: &'f impl AsFd) -> Self {
         Self {
@@ -104,7 +104,7 @@ impl Doorbell {
     pub(crate) fn wait(
         &self,
         is_empty: impl Fn() -> bool,
-        client: Option<Client<'_>>,
+        client: Option<WatchedStream<'_>>,
         limit: Duration,
     ) -> Woken {
         if let Some(woken) = self.sleep(client, PACE.min(limit)) {
@@ -118,7 +118,7 @@ impl Doorbell {
     }
 
     /// Sleeps until the bell is rung or the client ends it. Returns `None` when the time is up.
-    fn sleep(&self, client: Option<Client<'_>>, limit: Duration) -> Option<Woken> {
+    fn sleep(&self, client: Option<WatchedStream<'_>>, limit: Duration) -> Option<Woken> {
         let bell = PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN);
         // Without a client the bell is named twice, which does no harm.
         let client = client.map_or_else(
@@ -132,7 +132,7 @@ impl Doorbell {
         let _ = poll(&mut watched, Some(&limit));
         let [bell, client] = watched;
         if !client.revents().is_empty() {
-            return Some(Woken::Client);
+            return Some(Woken::Stream);
         }
         let mut count = [0; 8];
         let rung = bell.revents().contains(PollFlags::IN);
@@ -186,13 +186,13 @@ mod tests {
         let bell = Doorbell::new().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         rustix::io::write(&theirs, b"garbage").unwrap();
-        let closed = Some(Client::until_closed(&ours));
+        let closed = Some(WatchedStream::until_closed(&ours));
         let wait = |limit| bell.wait(|| true, closed, limit);
         assert_eq!(wait(Duration::from_millis(20)), Woken::Drain);
-        let request = Some(Client::until_request(&ours));
-        assert_eq!(bell.wait(|| true, request, NEVER), Woken::Client);
+        let request = Some(WatchedStream::until_request(&ours));
+        assert_eq!(bell.wait(|| true, request, NEVER), Woken::Stream);
         theirs.shutdown(std::net::Shutdown::Write).unwrap();
-        assert_eq!(wait(NEVER), Woken::Client);
+        assert_eq!(wait(NEVER), Woken::Stream);
     }
 
     #[test]

@@ -11,7 +11,6 @@ use probes::kernel_view::KernelViewError;
 use probes::name::PatternError;
 use probes::provider::NotFound;
 use serde::{Deserialize, Serialize};
-use vmm::RunEnd;
 
 use super::trace::MOST_PROBES;
 
@@ -101,7 +100,6 @@ kind! {
     KernelViewError => NoKernel,
     Unavailable => Unreadable,
     EnableError => NotEnabled,
-    RunEnd => Ended,
 }
 
 impl From<StartError> for RequestError {

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use probes::engine::{Client, LONGEST_WAIT, Woken};
+use probes::engine::{LONGEST_WAIT, WatchedStream, Woken};
 
 use crate::protocol::end::MachineEnd;
 use crate::protocol::error::RequestError;
@@ -74,8 +74,8 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
     write_output(&mut first, &rendered)?;
     let mut failed = outbox.put(first).is_err();
     let waiter = job.waiter();
-    let wait = || waiter.wait(Some(Client::until_closed(&stream)), LONGEST_WAIT);
-    while !(failed || job.has_exited() || wait() == Woken::Client || vm.has_ended()) {
+    let wait = || waiter.wait(Some(WatchedStream::until_closed(&stream)), LONGEST_WAIT);
+    while !(failed || job.has_exited() || wait() == Woken::Stream || vm.has_ended()) {
         // A slow client loses output and delays nobody.
         let room = outbox.has_room();
         if room == Ok(true) {

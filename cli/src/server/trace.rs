@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::engine::{Client, LONGEST_WAIT, Woken};
+use probes::engine::{LONGEST_WAIT, WatchedStream, Woken};
 use serde::Serialize;
 
 use crate::guest_kernel::symbolize;
@@ -54,8 +54,8 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, stream: UnixStream) -> io::Result<
     let mut known = tracing.traced().len();
     let (mut ended, mut failed) = (false, false);
     while !ended && !failed {
-        let woken = waiter.wait(Some(Client::until_closed(&stream)), LONGEST_WAIT);
-        ended = woken == Woken::Client || vm.has_ended();
+        let woken = waiter.wait(Some(WatchedStream::until_closed(&stream)), LONGEST_WAIT);
+        ended = woken == Woken::Stream || vm.has_ended();
         tracing.take_up_files(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
         // A slow client loses events and delays nobody.

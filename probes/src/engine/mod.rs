@@ -51,7 +51,7 @@ use introspect::{CpuRegisters, Gva};
 use vmm::machine::Handle;
 use vmm::sharded_map::{Changes, ShardedMap};
 
-pub use crate::doorbell::{Client, LONGEST_WAIT, Woken};
+pub use crate::doorbell::{LONGEST_WAIT, WatchedStream, Woken};
 pub(crate) use arming::ArmedAt;
 pub use arming::EnableError;
 pub use filter::{Filter, Match};

@@ -13,7 +13,7 @@ use vmm::machine::EndWatch;
 use super::plan::{Capture, Enabled, ProbeCounters};
 use super::program::Program;
 use super::{ArmedAt, EnableError, Engine, Filter, NewFiles};
-use crate::doorbell::{Client, Doorbell, LONGEST_WAIT, PACE, Woken};
+use crate::doorbell::{Doorbell, LONGEST_WAIT, PACE, WatchedStream, Woken};
 use crate::event::{Event, HEADER_WORDS, MAX_STRING};
 use crate::merge::drain_in_order;
 use crate::probe::Probe;
@@ -86,7 +86,7 @@ impl Waiter {
     /// are waited for together.
     ///
     /// `client` is a stream that ends the wait, too.
-    pub fn wait(&self, client: Option<Client<'_>>, limit: Duration) -> Woken {
+    pub fn wait(&self, client: Option<WatchedStream<'_>>, limit: Duration) -> Woken {
         let SessionShared {
             rings, doorbell, ..
         } = &*self.shared;

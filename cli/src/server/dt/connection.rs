@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use probes::engine::{Client as WaitingClient, LONGEST_WAIT, Waiter};
+use probes::engine::{LONGEST_WAIT, Waiter, WatchedStream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use trace_devices::dt::wire::{self, Call, HEADER_SIZE, OPEN_SIZE};
@@ -153,7 +153,7 @@ fn wait_for_event(
 ) -> Result<(), Refused> {
     let limit = match waiter {
         Some(waiter) => {
-            let _ = waiter.wait(Some(WaitingClient::until_request(stream)), LONGEST_WAIT);
+            let _ = waiter.wait(Some(WatchedStream::until_request(stream)), LONGEST_WAIT);
             Duration::ZERO
         }
         None => LONGEST_WAIT,

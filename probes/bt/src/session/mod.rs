@@ -43,14 +43,15 @@ impl Program for ScriptProgram {
         for code in &self.codes {
             // After exit() nothing runs any more, on any vCPU.
             if self.shared.exited.load(Ordering::Relaxed) {
-                break;
+                return ran;
             }
             if run(code, &self.shared, &context, &self.texts) == Ended::HitOutcome {
                 ran = HitOutcome::Accepted;
             }
-        }
-        if self.shared.exited.load(Ordering::Relaxed) {
-            hit.wake();
+            // Only the hits that were running at exit() come here: later ones wake nobody.
+            if self.shared.exited.load(Ordering::Relaxed) {
+                hit.wake();
+            }
         }
         ran
     }
