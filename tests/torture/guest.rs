@@ -53,6 +53,8 @@ pub struct Settled {
     pub sites: usize,
     /// The number of open files of the machine's process.
     pub descriptors: usize,
+    /// The open files that have no path, or the same one: their kinds, with their numbers.
+    pub kinds: BTreeMap<String, usize>,
     /// The number of threads of the machine's process.
     pub threads: usize,
     /// The bytes held for guests and clients.
@@ -142,14 +144,24 @@ impl Guest {
         let pid = pid.unwrap_or_else(|e| panic!("info: {e}"))["pid"]
             .as_u64()
             .unwrap_or(0);
-        let entries =
-            |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count);
+        let entries = |what: &str| {
+            let entries = fs::read_dir(format!("/proc/{pid}/{what}"));
+            entries.into_iter().flatten().flatten()
+        };
+        let mut kinds = BTreeMap::new();
+        for descriptor in entries("fd") {
+            let target = fs::read_link(descriptor.path()).unwrap_or_default();
+            let target = target.to_string_lossy();
+            let kind = target.split_once(":[").map_or(&*target, |(kind, _)| kind);
+            *kinds.entry(kind.to_owned()).or_default() += 1;
+        }
         let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
         Settled {
             text: stat["text"].as_str().unwrap_or_default().to_owned(),
             sites: array(&stat["sites"]).len(),
-            descriptors: entries("fd"),
-            threads: entries("task"),
+            descriptors: kinds.values().sum(),
+            kinds,
+            threads: entries("task").count(),
             held: array(&stat["memory"]["held"])
                 .iter()
                 .filter_map(|purpose| purpose[1].as_u64())

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::Gva;
 use introspect::x86_64::paging::AddressSpace;
@@ -45,51 +45,81 @@ pub(super) struct Waiting {
     known: Mutex<HashSet<Gva>>,
 }
 
-/// The sending side of a [`NewFiles`].
+/// The sending side of a [`Listening`].
 struct Listener {
     files: Sender<NewFile>,
-    waiter: Waiter,
+    waiter: Arc<Waiter>,
 }
 
 pub(super) type Listeners = Arc<Waiting>;
+
+/// One of the listeners, until it is dropped.
+struct Listening {
+    waiting: Listeners,
+    files: Receiver<NewFile>,
+    /// The same as the listener's.
+    waiter: Arc<Waiter>,
+}
 
 /// A listener for new files. The guest is paused for each file until the listener has taken and
 /// dropped it. Drop the listener to stop.
 pub struct NewFiles {
     engine: Engine,
-    files: Receiver<NewFile>,
+    listening: Listening,
+}
+
+impl Waiting {
+    fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<Gva>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Listening {
+    fn new(waiting: &Listeners, waiter: Waiter) -> Self {
+        let (sender, files) = channel();
+        let waiter = Arc::new(waiter);
+        // No file was reported to a new listener yet.
+        waiting.known().clear();
+        waiting.listeners().push(Listener {
+            files: sender,
+            waiter: waiter.clone(),
+        });
+        Self {
+            waiting: waiting.clone(),
+            files,
+            waiter,
+        }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        // It must not keep the session's rings until a next file, which may never be mapped.
+        let mut listeners = self.waiting.listeners();
+        listeners.retain(|listener| !Arc::ptr_eq(&listener.waiter, &self.waiter));
+    }
 }
 
 impl NewFiles {
     /// Listens for a session whose drainer waits by `waiter`.
     pub(super) fn listen(engine: &Engine, waiter: Waiter) -> Option<Self> {
-        let (sender, files) = channel();
-        let listener = Listener {
-            files: sender,
-            waiter,
-        };
-        let waiting = &engine.0.listeners;
-        // No file was reported to a new listener yet.
-        waiting
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
-        waiting
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(listener);
+        let listening = Listening::new(&engine.0.listeners, waiter);
         engine.watch_files().then(|| Self {
             engine: engine.clone(),
-            files,
+            listening,
         })
     }
 
     /// Returns the next file, if one was mapped. Never waits.
     #[must_use]
     pub fn next(&self) -> Option<NewFile> {
-        self.files.try_recv().ok()
+        self.listening.files.try_recv().ok()
     }
 }
 
@@ -145,11 +175,7 @@ impl Watch for FileWatch {
         let Ok(mapping) = read_u64(hit.memory, self.space, place).map(Gva) else {
             return false;
         };
-        let known = self
-            .waiting
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let known = self.waiting.known();
         if known.contains(&mapping) {
             return false;
         }
@@ -165,18 +191,13 @@ impl Watch for FileWatch {
         if hit.registers.rax >= LOWEST_ERROR {
             return;
         }
-        let mut known = self
-            .waiting
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.waiting.known();
         if known.len() >= MOST_FILES {
             known.clear();
         }
         known.insert(mapping);
         drop(known);
-        let listeners = &self.waiting.listeners;
-        let mut listeners = listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self.waiting.listeners();
         if listeners.is_empty() {
             return;
         }
@@ -187,5 +208,31 @@ impl Watch for FileWatch {
             listener.waiter.wake();
             sent.is_ok()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::doorbell::Doorbell;
+    use crate::engine::session::SessionShared;
+
+    #[test]
+    fn a_listener_that_has_ended_holds_nothing_of_its_session() {
+        let shared = Arc::new(SessionShared {
+            rings: Vec::new(),
+            skipped_ticks: Arc::default(),
+            doorbell: Doorbell::new().unwrap(),
+        });
+        let waiting = Listeners::default();
+        let others = Listening::new(&waiting, Waiter::of(&shared));
+        let ended = Listening::new(&waiting, Waiter::of(&shared));
+        let held = Arc::strong_count(&shared);
+        drop(ended);
+        assert_eq!(Arc::strong_count(&shared), held - 1);
+        assert_eq!(waiting.listeners().len(), 1);
+        drop(others);
+        assert_eq!(Arc::strong_count(&shared), 1);
     }
 }

@@ -80,6 +80,14 @@ pub struct Waiter {
 }
 
 impl Waiter {
+    #[cfg(test)]
+    pub(crate) fn of(shared: &Arc<SessionShared>) -> Self {
+        Self {
+            shared: shared.clone(),
+            keeps_free: Arc::default(),
+        }
+    }
+
     /// Waits until there may be something to do: records to drain, a file to
     /// [look at](super::NewFiles), the machine's end, or a call of [`wake`](Self::wake). Waits at
     /// most `limit`, and never longer than [`LONGEST_WAIT`]. Records that follow each other quickly
