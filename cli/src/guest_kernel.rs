@@ -13,6 +13,7 @@ use introspect::kernel::btf::Btf;
 use introspect::kernel::image::KernelImage;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::panic::PanicFinder;
+use introspect::kernel::running::RunningKernel;
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u32;
@@ -173,8 +174,8 @@ impl GuestKernel {
         }
     }
 
-    /// Returns the running kernel in the paused guest; `None` as long as it has not booted far
-    /// enough.
+    /// Returns the running kernel in the paused guest, with what a tracer needs of it; `None` as
+    /// long as it has not booted far enough.
     ///
     /// # Errors
     /// If it will never be found.
@@ -183,17 +184,15 @@ impl GuestKernel {
         machine: &Machine,
         paused: &Paused,
     ) -> Result<Option<KernelView>, KernelViewError> {
-        let Some((symbols, space)) = self.place(machine, paused)? else {
-            return Ok(None);
-        };
-        Ok(Some(match self.is_linux() {
-            true => KernelView::new(self.known.types.clone(), symbols, space, machine, paused),
-            false => KernelView::without_types(symbols, space),
+        let found = self.place(machine, paused)?;
+        Ok(found.map(|kernel| match self.is_linux() {
+            true => KernelView::new(kernel, machine, paused),
+            false => KernelView::of(kernel),
         }))
     }
 
-    /// Returns the running kernel's symbols at their addresses in the paused guest, and page tables
-    /// that map it. Returns `None` as long as it has not booted far enough.
+    /// Returns the running kernel in the paused guest. Returns `None` as long as it has not booted
+    /// far enough.
     ///
     /// # Errors
     /// If it will never be found.
@@ -201,7 +200,7 @@ impl GuestKernel {
         &self,
         machine: &Machine,
         paused: &Paused,
-    ) -> Result<Option<(Symbols, AddressSpace)>, KernelViewError> {
+    ) -> Result<Option<RunningKernel>, KernelViewError> {
         let registers = machine
             .registers(paused, 0)
             .ok_or(KernelViewError::NoVcpu)?;
@@ -210,7 +209,8 @@ impl GuestKernel {
         };
         let space = registers.address_space();
         if !self.is_linux() {
-            return Ok(Some((symbols.clone(), space)));
+            let types = Err("it is not Linux".to_owned());
+            return Ok(Some(RunningKernel::new(symbols.clone(), types, space)));
         }
         let Ok(symbols) = running_symbols(symbols, machine, paused) else {
             return Ok(None);
@@ -219,7 +219,8 @@ impl GuestKernel {
             return Ok(None);
         }
         let space = kernel_space(&symbols, machine, paused)?;
-        Ok(Some((symbols, space)))
+        let types = self.known.types.clone();
+        Ok(Some(RunningKernel::new(symbols, types, space)))
     }
 
     /// Returns the kernel's types, or the reason for their absence.

@@ -6,8 +6,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use introspect::kernel::live::LiveKernel;
 use introspect::kernel::panic::PanicFinder;
+use introspect::kernel::running::RunningKernel;
 use introspect::{Gva, PausedMemory};
 use vmm::Machine;
 use vmm::machine::{Handle, PanicReport, PanicWitness};
@@ -79,7 +79,7 @@ fn in_memory(machine: &Handle) -> Option<PanicFinder> {
     drop(paused);
     let memory = PausedMemory::new(machine.ram());
     let view = memory.view(cpu.address_space());
-    let live = LiveKernel::find(view, &cpu, entry.map_or(0, |entry| entry.0));
+    let live = RunningKernel::find(view, &cpu, entry.map_or(0, |entry| entry.0));
     let live = live
         .inspect_err(|error| log::info!("panics are detected only at the end: {error}"))
         .ok()?;

@@ -365,10 +365,10 @@ impl Vm {
     /// Keeps the registers of the kernel's panic, so that the end of the run can report its place.
     /// The panic itself is noticed without them.
     pub fn watch_panic(&self, view: &KernelView) {
-        let Some(address) = view.symbols.address_of(PANIC) else {
+        let Some(address) = view.kernel.symbols.address_of(PANIC) else {
             return;
         };
-        if let Err(error) = self.machine.watch_panic(Gva(address), view.space) {
+        if let Err(error) = self.machine.watch_panic(Gva(address), view.kernel.space) {
             log::warn!("the kernel's panic is not watched: {error}");
         }
     }

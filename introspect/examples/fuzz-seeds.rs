@@ -16,8 +16,8 @@ use introspect::kernel::btf::Btf;
 use introspect::kernel::cached::DecodedKernel;
 // `test_tables` expects Layout here.
 use introspect::kernel::kallsyms::{self, Layout};
-use introspect::kernel::live::LiveKernel;
 use introspect::kernel::page_cache::PageCacheLayout;
+use introspect::kernel::running::RunningKernel;
 use introspect::system::{PausedSystem, System};
 use introspect::user::build_id::BuildId;
 use introspect::{Gpa, Gva, PausedMemory};
@@ -96,8 +96,9 @@ fn of_image(seeds: &Seeds, image: &CoreFile) -> Result<(), Box<dyn Error>> {
     let btf = images::types();
     let cpu = image.cpus().first().ok_or("no CPU")?;
     let memory = PausedMemory::new(image);
-    let kernel = LiveKernel::find(memory.view(cpu.address_space()), cpu, 0)?;
-    let system = System::new(memory.view(kernel.space), kernel.symbols.clone(), Ok(&btf));
+    let mut kernel = RunningKernel::find(memory.view(cpu.address_space()), cpu, 0)?;
+    kernel.types = Ok(btf.clone());
+    let system = System::new(&kernel, &memory);
     let cache = PageCacheLayout::new(&btf, &kernel.symbols)?;
     let look: PausedSystem<'_> = system.look(&memory, image.cpus());
     let tasks = look.processes()?.items;

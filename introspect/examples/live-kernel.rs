@@ -7,9 +7,9 @@ use std::time::Instant;
 use introspect::PausedMemory;
 use introspect::core_file::CoreFile;
 use introspect::kernel::image::KernelImage;
-use introspect::kernel::live::LiveKernel;
 use introspect::kernel::module_symbols::ModuleSymbolsLayout;
 use introspect::kernel::modules::ModulesLayout;
+use introspect::kernel::running::RunningKernel;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for cpu in core.cpus() {
         let view = paused.view(cpu.address_space());
         let start = Instant::now();
-        let found = LiveKernel::find(view, cpu, 0)?;
+        let found = RunningKernel::find(view, cpu, 0)?;
         println!(
             "CPU at {:#x}: {} symbols in {:?}",
             cpu.general.rip,
@@ -36,14 +36,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         .as_ref()
         .map_or("none".to_owned(), |id| id.to_string());
     println!("slide {:x?}, build id {id}", live.slide);
-    match &live.btf {
+    match &live.types {
         Ok(btf) => println!("{} types", btf.len()),
         Err(error) => println!("{error}"),
     }
     if let Some(path) = args.next() {
         compare(&live, &KernelImage::parse(std::fs::read(path)?)?)?;
     }
-    let btf = live.btf?;
+    let btf = live.types?;
     let view = paused.view(live.space);
     let layout = match ModulesLayout::new(&btf, &live.symbols) {
         Ok(layout) => layout,
@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn compare(live: &LiveKernel, image: &KernelImage) -> Result<(), Box<dyn Error>> {
+fn compare(live: &RunningKernel, image: &KernelImage) -> Result<(), Box<dyn Error>> {
     let linked = image.symbols()?;
     let slide = live.slide.unwrap_or(0);
     let expected = linked.with_slide(slide);

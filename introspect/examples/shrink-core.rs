@@ -22,7 +22,7 @@ use answers::Guest;
 use introspect::core_file::{CoreFile, write_core};
 use introspect::kernel::btf::Btf;
 use introspect::kernel::image::KernelImage;
-use introspect::kernel::live::LiveKernel;
+use introspect::kernel::running::RunningKernel;
 use introspect::x86_64::PAGE;
 use introspect::{Gpa, Gva, MemoryView, PausedMemory, PhysicalMemory, PhysicalReadError};
 use lzma_rust2::{XzOptions, XzWriter};
@@ -133,7 +133,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Keeps the pages needed to find the kernel: its symbols, which are among its constants, and its
 /// identity.
-fn keep_kernel(recorder: &Recorder<'_>, kernel: &LiveKernel) -> Result<(), Box<dyn Error>> {
+fn keep_kernel(recorder: &Recorder<'_>, kernel: &RunningKernel) -> Result<(), Box<dyn Error>> {
     let cpus = recorder.core.cpus();
     for cpu in cpus {
         let paused = PausedMemory::new(recorder);

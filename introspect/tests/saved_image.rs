@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use answers::{Guest, UNREAD};
 use introspect::PausedMemory;
+use introspect::kernel::running::RunningKernel;
 use introspect::system::System;
 use introspect::user::symfs::Symfs;
 
@@ -207,14 +208,14 @@ fn stacks_without_unwind_information_say_what_is_guessed() {
 
 #[test]
 fn the_kernel_is_found_in_the_image() {
-    let (core, types) = (images::core(), images::types());
-    let guest = Guest::find(&core, core.cpus(), &types).unwrap();
-    let kernel = guest.kernel;
+    let core = images::core();
+    let (paused, cpu) = (PausedMemory::new(&core), &core.cpus()[0]);
+    let kernel = RunningKernel::find(paused.view(cpu.address_space()), cpu, 0).unwrap();
     let banner = kernel.banner.unwrap();
     assert!(banner.starts_with("Linux version 6.1."), "{banner}");
     assert_eq!(kernel.build_id.map(|id| id.as_bytes().len()), Some(20));
     assert!(
-        kernel.btf.is_err(),
+        kernel.types.is_err(),
         "the types are in the kernel's file only"
     );
     assert_eq!(
@@ -228,11 +229,7 @@ fn copies_on_the_host_that_are_other_versions_are_told() {
     let (core, types) = (images::core(), images::types());
     let guest = Guest::find(&core, core.cpus(), &types).unwrap();
     let paused = PausedMemory::new(&core);
-    let system = System::new(
-        paused.view(guest.kernel.space),
-        guest.kernel.symbols,
-        Ok(&types),
-    );
+    let system = System::new(&guest.kernel, &paused);
     let look = system.look(&paused, core.cpus());
     let workers = look.process(35).unwrap().unwrap().unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -7,16 +7,15 @@
 use crate::syscall_entry::{FUNCTIONS, REGISTERS, SystemCallRegisters};
 use std::ops::Range;
 
-use introspect::PausedMemory;
-pub use introspect::kernel::btf::Btf;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::module_readers::ModuleReaders;
+use introspect::kernel::running::{KERNEL_TABLES, RunningKernel};
 use introspect::kernel::slide::{self, LiveEntries, SlideError};
 use introspect::kernel::symbols::{Function, Symbols};
 use introspect::kernel::task::TaskLayout;
 use introspect::x86_64::paging::{AddressSpace, TranslateError, translate};
 use introspect::x86_64::virtual_memory::read_u32;
-use introspect::{Gva, PhysicalMemory};
+use introspect::{Gva, MemoryView, PausedMemory, PhysicalMemory};
 use vmm::Machine;
 use vmm::machine::Paused;
 
@@ -25,31 +24,20 @@ use crate::text_hash::{TextHash, TextHashError, hash_text};
 
 const DIVIDE_ERROR: u8 = 0;
 const PAGE_FAULT: u8 = 14;
-/// The kernel's own page tables, which no process owns (arch/x86/kernel/head_64.S).
-const KERNEL_TABLES: &str = "init_top_pgt";
 
-/// A running kernel.
+/// A running kernel, and what a tracer needs of it.
 pub struct KernelView {
-    /// The symbols at their addresses in the guest, slide included.
-    pub symbols: Symbols,
-    /// The types, if the image has them.
-    pub btf: Option<Btf>,
+    /// The kernel.
+    pub kernel: RunningKernel,
     /// The modules that were loaded when the view was made; none if they cannot be read.
     pub modules: LoadedModules,
-    /// The layout of tasks, if symbols and types define it.
-    pub tasks: Option<TaskLayout>,
-    /// Page tables that map the kernel for as long as it runs.
-    pub space: AddressSpace,
-    /// Whether [`space`](Self::space) is the kernel's own, valid as long as it runs. If no symbol
-    /// names such tables, it is a process's, which the guest may free.
-    pub space_lasts: bool,
+    /// The layout of tasks, if symbols and types define it; else the reason, for the user.
+    pub tasks: Result<TaskLayout, String>,
     /// The argument of `do_syscall_64` that is the address of `pt_regs`, if the kernel's code shows
     /// it.
     pub(crate) system_call_registers: Option<usize>,
     /// The first address from which the image's functions are freed.
     freed_from: Option<u64>,
-    /// The reason that [`btf`](Self::btf) or [`tasks`](Self::tasks) is missing, for the user.
-    pub missing: Option<String>,
 }
 
 /// The kernel's function that all system calls of 64-bit programs pass.
@@ -80,64 +68,41 @@ pub enum KernelViewError {
 }
 
 impl KernelView {
-    /// Creates the view of a paused Linux guest's kernel. `types` are its types, or the reason that
-    /// there are none. Symbols and page tables are those of [`running_symbols`] and
-    /// [`kernel_space`].
+    /// Creates the view of a paused Linux guest's kernel.
     #[must_use]
-    pub fn new(
-        types: Result<Btf, String>,
-        symbols: Symbols,
-        space: AddressSpace,
-        machine: &Machine,
-        _paused: &Paused,
-    ) -> Self {
-        let mut view = Self::with_types(types, symbols, space);
+    pub fn new(kernel: RunningKernel, machine: &Machine, _paused: &Paused) -> Self {
+        let mut view = Self::of(kernel);
         let memory = PausedMemory::new(machine.ram());
-        view.system_call_registers = registers_by_code(&view.symbols, |address, code| {
-            memory.view(space).read(address, code).is_ok()
+        let memory = memory.view(view.kernel.space);
+        view.system_call_registers = registers_by_code(&view.kernel.symbols, |address, code| {
+            memory.read(address, code).is_ok()
         });
-        if let Some(btf) = &view.btf {
-            view.modules = loaded_modules(btf, &view.symbols, machine, space);
-        }
+        view.modules = loaded_modules(&view.kernel, memory);
         view.freed_from = freed_from(&view, machine.ram());
         view
     }
 
-    /// Creates the view of a kernel with known addresses and page tables; `symbols` include the
-    /// slide. [`missing`](Self::missing) is set if types or tasks are not available.
+    /// Creates the view of a kernel by its symbols and types alone.
     #[must_use]
-    pub fn with_types(types: Result<Btf, String>, symbols: Symbols, space: AddressSpace) -> Self {
-        let mut view = Self::without_types(symbols, space);
-        match types {
-            Ok(btf) => view.set_types(btf),
-            Err(why) => view.missing = Some(why),
-        }
-        view
-    }
-
-    fn set_types(&mut self, btf: Btf) {
-        (self.tasks, self.missing) = match TaskLayout::new(&btf, &self.symbols) {
-            Ok(tasks) => (Some(tasks), None),
-            Err(error) => (None, Some(error.to_string())),
-        };
-        self.btf = Some(btf);
-    }
-
-    /// Creates the view of a kernel with known names only, or without tasks. None of its events
-    /// belongs to a process.
-    #[must_use]
-    pub fn without_types(symbols: Symbols, space: AddressSpace) -> Self {
+    pub fn of(kernel: RunningKernel) -> Self {
+        let tasks = kernel.types.as_ref().map_err(String::clone);
+        let tasks = tasks.and_then(|btf| {
+            TaskLayout::new(btf, &kernel.symbols).map_err(|error| error.to_string())
+        });
         Self {
-            space_lasts: symbols.address_of(KERNEL_TABLES).is_some(),
-            symbols,
-            btf: None,
+            kernel,
             modules: LoadedModules::default(),
-            tasks: None,
-            space,
+            tasks,
             system_call_registers: None,
             freed_from: None,
-            missing: None,
         }
+    }
+
+    /// Creates the view of a kernel with known names only. None of its events belongs to a process.
+    #[must_use]
+    pub fn without_types(symbols: Symbols, space: AddressSpace) -> Self {
+        let types = Err("the kernel has no types".to_owned());
+        Self::of(RunningKernel::new(symbols, types, space))
     }
 
     /// Checks whether the kernel has freed its image's function at `address`, which runs at boot
@@ -160,22 +125,22 @@ impl KernelView {
 
     /// Returns the functions of the kernel's image that are not freed, ascending.
     pub fn text_functions(&self) -> impl Iterator<Item = Function<'_>> {
-        let functions = self.symbols.text_functions();
+        let functions = self.kernel.symbols.text_functions();
         functions.filter(|function| !self.has_freed(function.symbol.address))
     }
 
-    /// Returns the view with [`space`](Self::space) marked as lasting, for a kernel with a single
-    /// set of page tables that no symbol names.
+    /// Returns the view with its page tables marked as lasting, for a kernel with a single set of
+    /// them that no symbol names.
     #[must_use]
     pub fn with_lasting_space(mut self) -> Self {
-        self.space_lasts = true;
+        self.kernel.space_lasts = true;
         self
     }
 
     /// Returns the distance in bytes of the kernel above its link address.
     #[must_use]
     pub fn slide(&self) -> u64 {
-        self.symbols.slide()
+        self.kernel.symbols.slide()
     }
 
     /// Returns the range of the kernel's text: `_stext` to `_etext`.
@@ -183,7 +148,7 @@ impl KernelView {
     /// # Errors
     /// If the symbols are missing or out of order.
     pub fn text(&self) -> Result<Range<u64>, TextHashError> {
-        let [start, end] = ["_stext", "_etext"].map(|name| self.symbols.address_of(name));
+        let [start, end] = ["_stext", "_etext"].map(|name| self.kernel.symbols.address_of(name));
         match (start, end) {
             (Some(first), Some(last)) if first < last => Ok(first..last),
             _ => Err(TextHashError::NoBounds { start, end }),
@@ -199,13 +164,13 @@ impl KernelView {
         machine: &Machine,
         _paused: &Paused,
     ) -> Result<TextHash, TextHashError> {
-        hash_text(machine.ram(), self.space, self.text()?)
+        hash_text(machine.ram(), self.kernel.space, self.text()?)
     }
 
     /// Returns the first state of the system in which boot-only code is freed, if the types define
     /// it. Since Linux 5.16 that is a state of its own.
     fn running_state(&self) -> Option<i64> {
-        let btf = self.btf.as_ref()?;
+        let btf = self.kernel.btf()?;
         ["SYSTEM_FREEING_INITMEM", "SYSTEM_RUNNING"]
             .into_iter()
             .find_map(|state| btf.enumerator(&format!("system_states.{state}")).ok())
@@ -214,7 +179,7 @@ impl KernelView {
     /// Returns the number of argument registers of the function `name`, if BTF has it.
     #[must_use]
     pub fn argument_registers(&self, name: &str) -> Option<usize> {
-        let prototype = self.btf.as_ref()?.func_proto_args(name).ok()?;
+        let prototype = self.kernel.btf()?.func_proto_args(name).ok()?;
         if prototype.variadic {
             return None;
         }
@@ -272,17 +237,13 @@ pub fn kernel_space(
 
 /// Reads the modules of a paused guest. Unreadable parts are left out: functions there have no
 /// names.
-fn loaded_modules(
-    btf: &Btf,
-    symbols: &Symbols,
-    machine: &Machine,
-    space: AddressSpace,
-) -> LoadedModules {
-    let Ok(Some(readers)) = ModuleReaders::new(btf, symbols) else {
+fn loaded_modules(kernel: &RunningKernel, view: MemoryView<'_>) -> LoadedModules {
+    let readers = kernel
+        .btf()
+        .map(|btf| ModuleReaders::new(btf, &kernel.symbols));
+    let Some(Ok(Some(readers))) = readers else {
         return LoadedModules::default();
     };
-    let memory = PausedMemory::new(machine.ram());
-    let view = memory.view(space);
     let (loaded, unread) = readers.symbols(view, readers.list(view));
     for error in unread {
         log::warn!("not all functions of the guest's modules are known: {error}");
@@ -297,12 +258,12 @@ fn loaded_modules(
 /// If the state cannot be read, the page tables show it: freed pages are not executable
 /// (`free_init_pages`, arch/x86/mm/init.c).
 fn freed_from(view: &KernelView, memory: &impl PhysicalMemory) -> Option<u64> {
-    let start = view.symbols.address_of("_sinittext")?;
-    let state = view.symbols.address_of("system_state");
-    let state = state.and_then(|state| read_u32(memory, view.space, Gva(state)).ok());
+    let start = view.kernel.symbols.address_of("_sinittext")?;
+    let state = view.kernel.symbols.address_of("system_state");
+    let state = state.and_then(|state| read_u32(memory, view.kernel.space, Gva(state)).ok());
     let is_freed = match (state, view.running_state()) {
         (Some(state), Some(running)) => i64::from(state) >= running,
-        _ => translate(memory, view.space, Gva(start)).is_ok_and(|page| page.no_execute),
+        _ => translate(memory, view.kernel.space, Gva(start)).is_ok_and(|page| page.no_execute),
     };
     is_freed.then_some(start)
 }
@@ -330,8 +291,8 @@ fn kernel_tables(
 pub(crate) fn entry_function(view: &KernelView) -> Option<(Gva, SystemCallRegisters)> {
     let (name, address) = FUNCTIONS
         .iter()
-        .find_map(|name| Some((*name, view.symbols.address_of(name)?)))?;
-    let types = view.btf.as_ref();
+        .find_map(|name| Some((*name, view.kernel.symbols.address_of(name)?)))?;
+    let types = view.kernel.btf();
     let prototype = types.and_then(|btf| btf.func_proto_args(name).ok());
     // The order of the two has changed once, with Linux 5.13.
     let registers = prototype.and_then(|prototype| {

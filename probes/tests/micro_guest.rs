@@ -60,7 +60,7 @@ fn every_call_is_seen_with_its_argument_and_its_result() {
             (EventKind::Return, 1, return_address, &[number + 1][..])
         );
     }
-    let caller = micro.view.symbols.resolve(return_address);
+    let caller = micro.view.kernel.symbols.resolve(return_address);
     assert_eq!(
         caller.map(|(symbol, _)| symbol.name),
         Some("micro_call_loop")
@@ -232,7 +232,7 @@ fn a_function_that_cannot_be_trapped_is_named_and_the_others_stay() {
     ] {
         builder.push(name.as_bytes(), address, b'T', false).unwrap();
     }
-    let view = KernelView::without_types(builder.finish(None), micro.view.space);
+    let view = KernelView::without_types(builder.finish(None), micro.view.kernel.space);
     let engine = Engine::new(
         micro.machine.handle(),
         Arc::new(view),

@@ -68,7 +68,7 @@ fn a_profile_ticks_on_every_vcpu_and_an_interval_on_the_first() {
         session.disable_all();
         let events = drained(&mut session);
         let place = events.iter().find(|e| e.vcpu == 0).map(|e| e.pc);
-        let symbol = place.and_then(|pc| micro.view.symbols.resolve(pc));
+        let symbol = place.and_then(|pc| micro.view.kernel.symbols.resolve(pc));
         let name = symbol.map(|(symbol, _)| symbol.name);
         match program {
             "spin" => assert_eq!(name, Some("micro_spin")),

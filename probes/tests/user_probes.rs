@@ -73,7 +73,7 @@ fn each_call_of_a_programs_function_is_an_entry_and_a_return() {
         assert_eq!(found, (EventKind::Entry, leaf, number));
         assert_eq!(exit.kind, EventKind::Return);
         assert_eq!(exit.arguments, [number + 1]);
-        let caller = micro.view.symbols.resolve(exit.pc);
+        let caller = micro.view.kernel.symbols.resolve(exit.pc);
         assert_eq!(caller.map(|(s, _)| s.name), Some("micro_user_calls"));
     }
     let stats = micro.engine.stats();

@@ -263,13 +263,12 @@ fn running(host: &Host) -> Result<(), Failure> {
         return Err(format!("{start}: {started:?}").into());
     }
     let view = shell.linux.view();
-    let btf = view.btf.as_ref().ok_or("the kernel has no types")?;
     let machine = &shell.linux.machine;
     let (first, system) = {
         let since = Instant::now();
         let paused = machine.pause();
         let memory = PausedMemory::new(machine.ram());
-        let system = System::new(memory.view(view.space), view.symbols.clone(), Ok(btf));
+        let system = System::new(&view.kernel, &memory);
         drop(paused);
         (since.elapsed(), system)
     };

@@ -25,8 +25,7 @@ impl Insight {
         let view = linux.view();
         let _paused = linux.machine.pause();
         let memory = PausedMemory::new(linux.machine.ram());
-        let types = view.btf.as_ref().ok_or("no types");
-        let system = System::new(memory.view(view.space), view.symbols.clone(), types);
+        let system = System::new(&view.kernel, &memory);
         Self { system }
     }
 

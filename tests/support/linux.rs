@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use introspect::kernel::running::RunningKernel;
 use introspect::{Gpa, PhysicalMemory};
 use probes::kernel_view::{KernelView, kernel_space, running_symbols};
 use probes::text_hash::TextHash;
@@ -152,8 +153,12 @@ impl Linux {
         let types = image.btf().map_err(|error| error.to_string());
         let space = kernel_space(&symbols, &self.machine, &paused);
         let space = space.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
-        let view = KernelView::new(types, symbols, space, &self.machine, &paused);
-        assert!(view.tasks.is_some(), "no tasks: {:?}", view.missing);
+        let view = KernelView::new(
+            RunningKernel::new(symbols, types, space),
+            &self.machine,
+            &paused,
+        );
+        assert!(view.tasks.is_ok(), "{:?}", view.tasks.err());
         view
     }
 

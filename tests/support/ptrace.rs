@@ -123,7 +123,7 @@ impl Traced {
     }
 
     fn btf(&self) -> &Btf {
-        self.view.btf.as_ref().unwrap_or_else(|| panic!("no types"))
+        self.view.kernel.btf().unwrap_or_else(|| panic!("no types"))
     }
 
     fn offset(&self, path: &str, size: u64) -> u64 {
@@ -131,7 +131,7 @@ impl Traced {
     }
 
     fn symbol(&self, name: &str) -> u64 {
-        let address = self.view.symbols.address_of(name);
+        let address = self.view.kernel.symbols.address_of(name);
         address.unwrap_or_else(|| panic!("no {name}"))
     }
 
@@ -145,7 +145,7 @@ impl Traced {
         let machine = &self.shell.linux.machine;
         let paused = machine.pause();
         let memory = PausedMemory::new(machine.ram());
-        let view = memory.view(self.view.space);
+        let view = memory.view(self.view.kernel.space);
         let read = |at: u64| view.u64(Gva(at)).unwrap_or_else(|e| panic!("{at:#x}: {e}"));
         let of_cpus = |variable: &str, offset: u64| -> u64 {
             let cpus = 0..machine.vcpus();
@@ -157,7 +157,7 @@ impl Traced {
         };
         let fault = self.btf().enumerator("vm_event_item.PGFAULT");
         let fault = fault.unwrap_or_else(|e| panic!("{e}")).unsigned_abs();
-        let tasks = TaskListLayout::new(self.btf(), &self.view.symbols);
+        let tasks = TaskListLayout::new(self.btf(), &self.view.kernel.symbols);
         let tasks = tasks.unwrap_or_else(|e| panic!("{e}"));
         let task = tasks.thread(view, pid.cast_signed()).ok().flatten();
         let task = task.unwrap_or_else(|| panic!("no thread {pid}")).address.0;
@@ -187,7 +187,7 @@ impl Traced {
         let function = |paused: &Paused, cpu| {
             let cpu_state = machine.cpu_state(paused, cpu)?;
             let at = cpu_state.instruction_pointer().0;
-            self.view.symbols.resolve(at).map(|it| it.0.name)
+            self.view.kernel.symbols.resolve(at).map(|it| it.0.name)
         };
         let deadline = Instant::now() + COMMAND_LIMIT;
         loop {

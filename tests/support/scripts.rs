@@ -221,7 +221,7 @@ pub fn unix_ns() -> u64 {
 /// Kernel addresses by name; those of programs as they are.
 impl Names for ScriptGuest<'_> {
     fn kernel(&self, address: u64) -> String {
-        match self.view.symbols.resolve(address) {
+        match self.view.kernel.symbols.resolve(address) {
             Some((symbol, 0)) => symbol.name.to_string(),
             Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
             None => format!("{address:#x}"),

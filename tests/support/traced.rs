@@ -179,7 +179,7 @@ impl Traced {
     /// # Panics
     /// If there is none.
     pub fn address(&self, name: &str) -> Gva {
-        let address = self.view.symbols.address_of(name);
+        let address = self.view.kernel.symbols.address_of(name);
         Gva(address.unwrap_or_else(|| panic!("no {name}")))
     }
 
@@ -190,7 +190,7 @@ impl Traced {
     pub fn code(&self, start: Gva, bytes: usize) -> Vec<u8> {
         let mut code = vec![0; bytes];
         let machine = &self.shell.linux.machine;
-        let physical = paging::translate(machine.ram(), self.view.space, start);
+        let physical = paging::translate(machine.ram(), self.view.kernel.space, start);
         let physical = physical.unwrap_or_else(|e| panic!("{e}")).gpa;
         let read = machine.traps().read_unpatched(physical, &mut code);
         read.unwrap_or_else(|e| panic!("{e}"));

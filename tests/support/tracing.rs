@@ -185,7 +185,7 @@ impl<'l> Tracing<'l> {
         let engine = self.session.engine().stats();
         let traps = self.linux.machine.stats().traps - self.traps;
         let sites = self.linux.machine.traps().stats().into_iter();
-        let symbols = &self.session.engine().view().symbols;
+        let symbols = &self.session.engine().view().kernel.symbols;
         let hit: Vec<_> = sites
             .filter(|site| site.hits > 0)
             .map(|site| {

@@ -277,7 +277,10 @@ fn without_the_kernels_file_its_symbols_come_from_the_guests_memory() {
         let done = snapshot::save(&host.kvm, machine, &info, &saved);
         done.unwrap_or_else(|e| panic!("{e}"));
         let view = shell.linux.view();
-        view.symbols.address_of("vfs_read").unwrap_or_default()
+        view.kernel
+            .symbols
+            .address_of("vfs_read")
+            .unwrap_or_default()
     };
     let mut line = words("run --name orphan --serial null --restore");
     line.push(saved.into());

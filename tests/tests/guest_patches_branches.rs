@@ -286,17 +286,18 @@ fn other_jump_labels_and_static_calls() {
     let before = traced.hash();
     let btf = traced
         .view
-        .btf
-        .as_ref()
+        .kernel
+        .btf()
         .unwrap_or_else(|| panic!("no types"));
-    let layout = JumpLabelLayout::new(btf, &traced.view.symbols).unwrap_or_else(|e| panic!("{e}"));
+    let layout =
+        JumpLabelLayout::new(btf, &traced.view.kernel.symbols).unwrap_or_else(|e| panic!("{e}"));
     let labels = traced.look(|look| layout.read_all(look.kernel(), &[]));
     let mut session = traced.empty_session();
     let mut enable = |probe: &Probe| tracing::enable(&mut session, probe, &Filter::default());
     let fault = traced
         .find("tracepoint:vmlinux:exceptions:page_fault_user")
         .remove(0);
-    let key = traced.view.symbols.address_of("trace_pagefault_key");
+    let key = traced.view.kernel.symbols.address_of("trace_pagefault_key");
     let branches: Vec<Gva> = match (key, &fault.target) {
         (Some(key), _) => {
             let entries = labels.of_key(Gva(key)).iter();

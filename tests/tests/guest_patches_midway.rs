@@ -21,7 +21,7 @@ fn paused_midway(traced: &Traced) -> Paused {
     loop {
         let paused = machine.pause();
         let at = machine.registers(&paused, 0).map(|cpu| cpu.regs.rip);
-        let function = at.and_then(|at| traced.view.symbols.resolve(at));
+        let function = at.and_then(|at| traced.view.kernel.symbols.resolve(at));
         let name = function.map_or("", |(symbol, _)| symbol.name);
         if ["jump_label_text_reserved", "arch_jump_entry_size"].contains(&name) {
             return paused;

@@ -153,7 +153,12 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     let mut others = BTreeMap::<String, u64>::new();
     for event in &done {
         let caller = event.kernel_stack.get(1).copied().unwrap_or_default();
-        let caller = traced.view.symbols.resolve(caller).map(|it| it.0.name);
+        let caller = traced
+            .view
+            .kernel
+            .symbols
+            .resolve(caller)
+            .map(|it| it.0.name);
         match caller {
             Some(name) if FAULT_HANDLERS.contains(&name) => {
                 let time = traced.clock.unix_ns(event.tsc);
@@ -173,6 +178,7 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     // Linux 6.4 and later, which have per-VMA locks, do not count a retried fault.
     let counts_retried = traced
         .view
+        .kernel
         .symbols
         .address_of("lock_vma_under_rcu")
         .is_none();
@@ -275,6 +281,7 @@ fn a_pipeline_is_traced_with_its_children_and_nobody_else() {
                 state,
                 traced
                     .view
+                    .kernel
                     .symbols
                     .resolve(pc)
                     .map_or("?", |found| found.0.name),

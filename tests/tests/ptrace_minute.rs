@@ -160,7 +160,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
     let [from, to] = [pgfault.0, pgfault.1].map(|at| records[at].time);
     let time = |event: &Event| i64::try_from(traced.clock.unix_ns(event.tsc)).unwrap_or(i64::MAX);
     let caller = |event: &Event| {
-        let symbol = view.symbols.resolve(event.pc);
+        let symbol = view.kernel.symbols.resolve(event.pc);
         symbol.map_or("?", |(symbol, _)| symbol.name)
     };
     let handled: Vec<&Event> = faults

@@ -32,13 +32,13 @@ fn traced_shell(host: &Host) -> (Shell, Arc<KernelView>, Engine) {
 fn no_trap_stands_where_the_kernel_executes_nothing() {
     let host = host!();
     let (shell, view, _) = traced_shell(host);
-    let data = view.symbols.address_of("init_task");
+    let data = view.kernel.symbols.address_of("init_task");
     let data = data.unwrap_or_else(|| panic!("no init_task"));
     let traps = shell.linux.machine.traps();
     let ram = shell.linux.machine.ram();
     // Not every host supports no-execute pages for its guests.
-    let place = translate(ram, view.space, Gva(data)).unwrap_or_else(|e| panic!("{e}"));
-    let armed = traps.arm_kernel(Gva(data), view.space);
+    let place = translate(ram, view.kernel.space, Gva(data)).unwrap_or_else(|e| panic!("{e}"));
+    let armed = traps.arm_kernel(Gva(data), view.kernel.space);
     match &armed {
         Ok(site) => assert!(traps.disarm(*site)),
         Err(ArmError::NotExecutable { address }) => assert_eq!(address.0, data),
@@ -77,7 +77,7 @@ fn a_program_does_not_choose_where_traps_for_returns_stand() {
     let linux = &shell.linux;
     let before = linux.text_hash(&view);
     let symbol = |name| {
-        let address = view.symbols.address_of(name);
+        let address = view.kernel.symbols.address_of(name);
         Gva(address.unwrap_or_else(|| panic!("no {name}")))
     };
     let table = linux.machine.traps();
@@ -90,7 +90,7 @@ fn a_program_does_not_choose_where_traps_for_returns_stand() {
     );
     // Data; and text where no call ends: behind the first instruction of a function.
     for chosen in [symbol("linux_banner"), Gva(symbol("vfs_write").0 + 1)] {
-        let place = translate(linux.machine.ram(), view.space, chosen);
+        let place = translate(linux.machine.ram(), view.kernel.space, chosen);
         let place = place.unwrap_or_else(|e| panic!("{chosen}: {e}")).gpa;
         let byte = linux.byte(place);
         let refused = engine.stats().without_return;
@@ -119,7 +119,7 @@ fn functions_that_the_kernel_has_freed_are_not_offered() {
         let Target::Kernel { address, .. } = probe.target else {
             panic!("{probe:?}")
         };
-        let place = translate(shell.linux.machine.ram(), view.space, address);
+        let place = translate(shell.linux.machine.ram(), view.kernel.space, address);
         assert!(place.is_ok_and(|place| !place.no_execute), "{probe:?}");
     }
 }

@@ -56,7 +56,7 @@ impl Traced {
     }
 
     fn address(&self, name: &str) -> u64 {
-        let address = self.view.symbols.address_of(name);
+        let address = self.view.kernel.symbols.address_of(name);
         address.unwrap_or_else(|| panic!("no {name}"))
     }
 }
@@ -284,7 +284,12 @@ fn interrupts_are_ignored_unless_all_is_said() {
     let host = host!();
     let traced = Traced::new(host);
     // Called by the timer's interrupt alone; its name since Linux 6.11 is the second.
-    let old = traced.view.symbols.address_of("scheduler_tick").is_some();
+    let old = traced
+        .view
+        .kernel
+        .symbols
+        .address_of("scheduler_tick")
+        .is_some();
     let name = if old { "scheduler_tick" } else { "sched_tick" };
     let tick = traced.address(name);
     traced.tell(&[

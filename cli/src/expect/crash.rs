@@ -30,7 +30,7 @@ impl Crash {
         if end.is_orderly() {
             return None;
         }
-        let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+        let symbols = vm.engine.get().map(|engine| &engine.view().kernel.symbols);
         let message = message(end, symbols, vm);
         let (kernel_stack, stack_ends) = match registers(end) {
             None => (Vec::new(), None),

@@ -13,9 +13,9 @@ use std::time::Instant;
 
 use introspect::PausedMemory;
 use introspect::kernel::list::Partial;
-use introspect::kernel::live::LiveKernel;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::modules::{Module, ModulesError};
+use introspect::kernel::running::RunningKernel;
 use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::{Found, Frame as WalkedFrame, Guess, Stack};
 use introspect::system::{NamedArea, PausedSystem, System, Unavailable, UserObjects};
@@ -343,22 +343,21 @@ fn find_kernel(
     let no_kernel = |why: &dyn Display| RequestError::new(ErrorKind::NoKernel, why);
     if let Some(kernel) = kernel {
         kernel.symbols().map_err(|error| no_kernel(&error))?;
-        let (symbols, space) = kernel.place(machine, paused)?.ok_or_else(|| {
+        let kernel = kernel.place(machine, paused)?.ok_or_else(|| {
             no_kernel(&"the guest's kernel has not booted far enough to be looked into")
         })?;
-        return Ok(System::new(memory.view(space), symbols, kernel.types()));
+        return Ok(System::new(&kernel, &memory));
     }
     let ended = || RequestError::new(ErrorKind::Ended, "the guest has ended");
     let cpu = cpus.first().ok_or_else(ended)?;
     let lstar = machine.syscall_entry(paused, 0).map_or(0, |entry| entry.0);
-    let live = LiveKernel::find(memory.view(cpu.address_space()), cpu, lstar).map_err(|error| {
+    let view = memory.view(cpu.address_space());
+    let kernel = RunningKernel::find(view, cpu, lstar).map_err(|error| {
         no_kernel(&format_args!(
             "no kernel is found in the guest's memory: {error}"
         ))
     })?;
-    let types = live.btf.map_err(|error| error.to_string());
-    let types = types.as_ref().map_err(String::as_str);
-    Ok(System::new(memory.view(live.space), live.symbols, types))
+    Ok(System::new(&kernel, &memory))
 }
 
 /// Returns the one process of that name or pid.

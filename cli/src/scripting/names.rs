@@ -95,7 +95,7 @@ impl Names for GuestNames {
         if let Some((found, offset)) = self.view.modules.resolve(address) {
             return with_offset(found.symbol.name, offset);
         }
-        match self.view.symbols.resolve(address) {
+        match self.view.kernel.symbols.resolve(address) {
             Some((symbol, offset)) => with_offset(symbol.name, offset),
             None => format!("{address:#x}"),
         }

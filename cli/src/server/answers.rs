@@ -40,7 +40,7 @@ fn stat(vm: &Vm, hash: bool) -> Stat {
         });
         unknown.collect()
     });
-    let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+    let symbols = vm.engine.get().map(|engine| &engine.view().kernel.symbols);
     let sites = vm.machine.traps().stats().into_iter().map(|site| {
         let symbol = symbols
             .filter(|_| !site.user)

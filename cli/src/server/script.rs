@@ -88,7 +88,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
     let (rendered, counts) = job.finish();
     let mut last = Vec::new();
     write_output(&mut last, &rendered)?;
-    let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+    let symbols = vm.engine.get().map(|engine| &engine.view().kernel.symbols);
     let machine = MachineEnd::of(vm, symbols);
     write(&mut last, &Line::End { counts, machine })?;
     // The call of `finish` reports a disconnected client.

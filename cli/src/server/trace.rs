@@ -99,7 +99,7 @@ fn start(
     request: &Request,
 ) -> Result<(Tracing, introspect::kernel::symbols::Symbols), RequestError> {
     let view = vm.kernel_view()?;
-    let symbols = view.symbols.clone();
+    let symbols = view.kernel.symbols.clone();
     let engine = vm.engine(&view);
     let tracing = Tracing::start(&vm.traceable(&view), &engine, request)?;
     Ok((tracing, symbols))

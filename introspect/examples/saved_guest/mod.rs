@@ -8,11 +8,11 @@ use introspect::PausedMemory;
 use introspect::core_file::CoreFile;
 use introspect::kernel::btf::Btf;
 use introspect::kernel::image::KernelImage;
-use introspect::kernel::live::LiveKernel;
+use introspect::kernel::running::RunningKernel;
 
 pub struct SavedGuest {
     pub core: CoreFile,
-    pub kernel: LiveKernel,
+    pub kernel: RunningKernel,
     pub types: Btf,
 }
 
@@ -27,7 +27,7 @@ impl SavedGuest {
         let core = CoreFile::parse(std::fs::read(core)?)?;
         let cpu = core.cpus().first().ok_or("the core file has no CPU")?;
         let paused = PausedMemory::new(&core);
-        let kernel = LiveKernel::find(paused.view(cpu.address_space()), cpu, 0)?;
+        let kernel = RunningKernel::find(paused.view(cpu.address_space()), cpu, 0)?;
         let types = KernelImage::parse(std::fs::read(vmlinux)?)?.btf()?;
         Ok(Self {
             core,

@@ -5,6 +5,7 @@
 use std::sync::LazyLock;
 
 use hostile::{Endless, START, ask, space, types};
+use introspect::kernel::running::RunningKernel;
 use introspect::kernel::symbols::{Symbols, SymbolsBuilder};
 use introspect::system::System;
 use introspect::{Gva, PausedMemory};
@@ -35,7 +36,8 @@ static SYMBOLS: LazyLock<Symbols> = LazyLock::new(|| {
 static SYSTEM: LazyLock<System> = LazyLock::new(|| {
     let nothing = Endless::new(&[0; 8]).expect("an input");
     let memory = PausedMemory::new(&nothing);
-    System::new(memory.view(space()), SYMBOLS.clone(), Ok(types()))
+    let kernel = RunningKernel::new(SYMBOLS.clone(), Ok(types().clone()), space());
+    System::new(&kernel, &memory)
 });
 
 fuzz_target!(|bytes: &[u8]| {

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use hostile::{QUESTIONS, ask, images, types};
 use introspect::core_file::CoreFile;
-use introspect::kernel::live::LiveKernel;
+use introspect::kernel::running::RunningKernel;
 use introspect::system::System;
 use introspect::x86_64::PAGE;
 use introspect::{Gpa, PausedMemory, PhysicalMemory, PhysicalReadError};
@@ -36,8 +36,10 @@ static PAGES: LazyLock<Vec<u64>> = LazyLock::new(|| {
 static SYSTEM: LazyLock<System> = LazyLock::new(|| {
     let memory = PausedMemory::new(&*CORE);
     let cpu = &CORE.cpus()[0];
-    let kernel = LiveKernel::find(memory.view(cpu.address_space()), cpu, 0).expect("a kernel");
-    System::new(memory.view(kernel.space), kernel.symbols, Ok(types()))
+    let space = memory.view(cpu.address_space());
+    let mut kernel = RunningKernel::find(space, cpu, 0).expect("a kernel");
+    kernel.types = Ok(types().clone());
+    System::new(&kernel, &memory)
 });
 
 /// The image with other words at these addresses.

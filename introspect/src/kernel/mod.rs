@@ -24,6 +24,7 @@ pub mod page_cache;
 pub mod panic;
 pub mod path;
 pub mod process;
+pub mod running;
 pub mod section_table;
 pub mod shared_bytes;
 pub mod slide;

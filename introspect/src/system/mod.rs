@@ -33,6 +33,7 @@ use crate::kernel::files::FilesLayout;
 use crate::kernel::module_readers::ModuleReaders;
 use crate::kernel::page_cache::PageCacheLayout;
 use crate::kernel::process::ProcessLayout;
+use crate::kernel::running::RunningKernel;
 use crate::kernel::symbols::Symbols;
 use crate::kernel::task::TaskLayout;
 use crate::kernel::task_list::TaskListLayout;
@@ -75,10 +76,12 @@ pub struct System {
 }
 
 impl System {
-    /// Makes the readers for a kernel with these symbols, which have its slide, and these types.
-    /// `view` is of an address space that maps the kernel as long as it runs.
+    /// Makes the readers for a running kernel.
     #[must_use]
-    pub fn new(view: MemoryView<'_>, symbols: Symbols, types: Result<&Btf, &str>) -> Self {
+    pub fn new(kernel: &RunningKernel, memory: &PausedMemory<'_>) -> Self {
+        let view = memory.view(kernel.space);
+        let symbols = kernel.symbols.clone();
+        let types = kernel.types.as_ref().map_err(String::as_str);
         let orc = stacks::orc_format(view, types.ok(), &symbols);
         let module_orc = types
             .ok()
@@ -101,7 +104,7 @@ impl System {
                 stacks::kernel_unwinder(view, btf, &symbols, orc)
             }),
             module_orc,
-            space: view.space(),
+            space: kernel.space,
             symbols,
         }
     }

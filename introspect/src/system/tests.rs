@@ -31,7 +31,8 @@ fn look<T>(
     with: impl FnOnce(PausedSystem<'_>) -> T,
 ) -> T {
     let paused = PausedMemory::new(&kernel.memory);
-    let system = System::new(kernel.view(&paused), symbols(), types);
+    let types = types.cloned().map_err(str::to_owned);
+    let system = System::new(&RunningKernel::new(symbols(), types, kernel.space), &paused);
     with(system.look(&paused, &[]))
 }
 
@@ -271,7 +272,8 @@ fn a_cpu_that_switches_tasks_runs_the_one_whose_stack_it_is_on() {
         kernel.words(task, &[stack]);
     }
     let paused = PausedMemory::new(&kernel.memory);
-    let system = System::new(kernel.view(&paused), symbols, Ok(&types));
+    let running = RunningKernel::new(symbols, Ok(types), kernel.space);
+    let system = System::new(&running, &paused);
     for (what, rsp, cs, runs) in [
         ("on its own stack", STACKS[0] + 0x3000, 0x10, 0),
         (
@@ -350,7 +352,8 @@ fn a_broken_list_of_modules_is_told_with_their_symbols() {
         let mut kernel = TestKernel::default();
         kernel.words(HEAD, &[next]);
         let paused = PausedMemory::new(&kernel.memory);
-        let system = System::new(kernel.view(&paused), symbols.clone(), Ok(&types));
+        let running = RunningKernel::new(symbols.clone(), Ok(types.clone()), kernel.space);
+        let system = System::new(&running, &paused);
         let look = system.look(&paused, &[]);
         let modules = look.modules().unwrap();
         let (loaded, errors) = look.module_symbols(modules).unwrap();

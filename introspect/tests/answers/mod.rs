@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::error::Error;
 
 use introspect::kernel::btf::Btf;
-use introspect::kernel::live::LiveKernel;
 use introspect::kernel::path::PathRef;
 use introspect::kernel::process::{ProcessLayout, ProcessText};
+use introspect::kernel::running::RunningKernel;
 use introspect::kernel::structure::StructureError;
 use introspect::kernel::symbols::Symbols;
 use introspect::kernel::task_list::TaskInfo;
@@ -31,7 +31,7 @@ type Failure = Box<dyn Error>;
 
 /// A kernel found in memory, with its readers.
 pub struct Guest {
-    pub kernel: LiveKernel,
+    pub kernel: RunningKernel,
     system: System,
     processes: ProcessLayout,
     areas: VmaLayout,
@@ -48,19 +48,20 @@ impl Guest {
     ) -> Result<Self, Failure> {
         let cpu = cpus.first().ok_or("no CPU")?;
         let paused = PausedMemory::new(memory);
-        let kernel = LiveKernel::find(paused.view(cpu.address_space()), cpu, 0)?;
+        let mut kernel = RunningKernel::find(paused.view(cpu.address_space()), cpu, 0)?;
+        kernel.types = Ok(types.clone());
         Self::new(memory, kernel, cpus, types)
     }
 
     /// Makes the readers for a kernel.
     pub fn new(
         memory: &dyn PhysicalMemory,
-        kernel: LiveKernel,
+        kernel: RunningKernel,
         cpus: &[CpuState],
         types: &Btf,
     ) -> Result<Self, Failure> {
         let paused = PausedMemory::new(memory);
-        let system = System::new(paused.view(kernel.space), kernel.symbols.clone(), Ok(types));
+        let system = System::new(&kernel, &paused);
         Ok(Self {
             processes: ProcessLayout::new(types)?,
             areas: VmaLayout::new(types, &kernel.symbols)?,

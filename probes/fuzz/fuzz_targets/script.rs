@@ -10,8 +10,8 @@ use bt::parse::parse;
 use bt::render::{Output, collapsed, json, text};
 use bt::session::{Finder, NotFound, Prepared};
 use bt::value::Names;
+use introspect::kernel::btf::Btf;
 use libfuzzer_sys::fuzz_target;
-use probes::kernel_view::Btf;
 use probes::name::ProbeName;
 use probes::probe::{Argument, Moment, Probe, Signature, Target};
 

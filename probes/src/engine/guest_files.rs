@@ -133,7 +133,7 @@ impl Drop for NewFiles {
 pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc<dyn Watch>)> {
     const FUNCTION: &str = "mmap_region";
     let watch = || {
-        let btf = view.btf.as_ref()?;
+        let btf = view.kernel.btf()?;
         let prototype = btf.func_proto_args(FUNCTION).ok()?;
         let flags = prototype
             .parameters
@@ -142,11 +142,11 @@ pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc
         let watch: Arc<dyn Watch> = Arc::new(FileWatch {
             flags,
             file_mapping: btf.member("file.f_mapping").ok()?.byte_offset,
-            space: view.space,
+            space: view.kernel.space,
             waiting: listeners.clone(),
             calls: Calls::default(),
         });
-        Some((Gva(view.symbols.address_of(FUNCTION)?), watch))
+        Some((Gva(view.kernel.symbols.address_of(FUNCTION)?), watch))
     };
     watch().into_iter().collect()
 }

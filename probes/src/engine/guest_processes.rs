@@ -24,7 +24,7 @@ enum Event {
 
 /// Returns the watches with the functions to put them on.
 pub(super) fn watches(view: &KernelView, followers: &Followers) -> Vec<(Gva, Arc<dyn Watch>)> {
-    let Some(tasks) = view.tasks else {
+    let Ok(tasks) = view.tasks else {
         return Vec::new();
     };
     let events = [
@@ -32,11 +32,11 @@ pub(super) fn watches(view: &KernelView, followers: &Followers) -> Vec<(Gva, Arc
         ("release_task", Event::Ended),
     ];
     let watches = events.into_iter().filter_map(|(name, event)| {
-        let address = view.symbols.address_of(name)?;
+        let address = view.kernel.symbols.address_of(name)?;
         let watch: Arc<dyn Watch> = Arc::new(ProcessWatch {
             event,
             tasks,
-            space: view.space,
+            space: view.kernel.space,
             followers: followers.clone(),
         });
         Some((Gva(address), watch))

@@ -113,7 +113,7 @@ enum Freed {
 
 /// Returns the watches for a kernel with the functions to put them on.
 pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
-    let Some(btf) = &view.btf else {
+    let Some(btf) = view.kernel.btf() else {
         return Vec::new();
     };
     let kprobe = |function: &str, argument| {
@@ -178,7 +178,7 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
         ("ftrace_make_nop", Some(Part::Entries)),
     ];
     let found = parts.into_iter().filter_map(|(name, part)| {
-        let address = view.symbols.address_of(name)?;
+        let address = view.kernel.symbols.address_of(name)?;
         // Kernels without modules need some of these functions at boot only.
         (!view.has_freed(address)).then_some((address, part?))
     });
@@ -196,9 +196,9 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
         ("execmem_free", Freed::Region { start: 0 }),
         ("free_init_pages", Freed::Range { start: 1, end: 2 }),
     ] {
-        let address = view.symbols.address_of(name);
+        let address = view.kernel.symbols.address_of(name);
         if let Some(address) = address.filter(|address| !view.has_freed(*address)) {
-            let space = view.space;
+            let space = view.kernel.space;
             watches.push((Gva(address), Arc::new(FreedWatch { space, freed })));
         }
     }
@@ -232,6 +232,7 @@ impl PartWatch {
     fn new(view: &KernelView, part: Part, watched: Arc<[u64]>) -> Self {
         let functions = match part {
             Part::Kprobe { .. } | Part::Entries => view
+                .kernel
                 .symbols
                 .text_functions()
                 .map(|f| f.symbol.address)
@@ -240,7 +241,7 @@ impl PartWatch {
         };
         Self {
             part,
-            space: view.space,
+            space: view.kernel.space,
             functions,
             watched,
             out: Mutex::new(Some(HashMap::new())),

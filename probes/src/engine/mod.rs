@@ -165,10 +165,10 @@ impl Engine {
             .collect();
         let tsc_hz = machine.tsc_hz(&paused);
         drop(paused);
-        let symbol = |name| view.symbols.address_of(name);
+        let symbol = |name| view.kernel.symbols.address_of(name);
         let entries = symbol("__entry_text_start").zip(symbol("__entry_text_end"));
         let entries = entries.map_or(0..0, |(start, end)| start..end);
-        let types = view.btf.as_ref();
+        let types = view.kernel.btf();
         let pages = types.and_then(|btf| match GuestPages::new(btf, &view) {
             Ok(pages) => Some(Arc::new(pages)),
             Err(error) => {
@@ -185,10 +185,16 @@ impl Engine {
             plans: ShardedMap::counted_by(&changes),
             return_plans: ShardedMap::counted_by(&changes),
             timers: ArcSwap::default(),
-            tasks: Tasks::new(view.tasks, view.space, entries, machine.ram(), &bases),
-            stacks: Stacks::new(view.space),
-            space: view.space,
-            space_lasts: view.space_lasts,
+            tasks: Tasks::new(
+                view.tasks.as_ref().ok().copied(),
+                view.kernel.space,
+                entries,
+                machine.ram(),
+                &bases,
+            ),
+            stacks: Stacks::new(view.kernel.space),
+            space: view.kernel.space,
+            space_lasts: view.kernel.space_lasts,
             returns: PendingReturns::new(limits.pending_returns),
             kernel_returns: ReturnSites::new(limits.return_sites, &changes),
             user_returns: ReturnSites::new(limits.return_sites, &changes),

@@ -22,7 +22,7 @@ impl ReturnTargets {
     /// Creates the check for a running kernel.
     pub(super) fn new(view: Arc<KernelView>) -> Self {
         Self {
-            text: KernelText::new(&view.symbols),
+            text: KernelText::new(&view.kernel.symbols),
             view,
         }
     }
@@ -37,7 +37,8 @@ impl ReturnTargets {
         let is_target = match self.text.section(address.0) {
             Section::Data => false,
             Section::Text | Section::Elsewhere => {
-                self.begins_function(address) || table.is_returned_to(address, self.view.space)
+                self.begins_function(address)
+                    || table.is_returned_to(address, self.view.kernel.space)
             }
         };
         match is_target {
@@ -47,7 +48,7 @@ impl ReturnTargets {
     }
 
     fn begins_function(&self, address: Gva) -> bool {
-        let found = self.view.symbols.resolve(address.0);
+        let found = self.view.kernel.symbols.resolve(address.0);
         found.is_some_and(|(symbol, offset)| offset == 0 && symbol.is_text())
     }
 }

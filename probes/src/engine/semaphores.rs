@@ -281,7 +281,7 @@ impl Engine {
         let cache = PageCache {
             ram,
             layout: pages.layout(),
-            view: memory.view(self.0.view.space),
+            view: memory.view(self.0.view.kernel.space),
         };
         let mut counters = semaphores.lock();
         let key = (text.file.mapping, text.offset);

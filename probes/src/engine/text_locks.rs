@@ -30,16 +30,16 @@ impl TextLocks {
     /// Looks up the locks. A lock that is not found counts as free.
     pub(super) fn new(view: &KernelView) -> Self {
         let owner = view
-            .btf
-            .as_ref()
+            .kernel
+            .btf()
             .and_then(|btf| offset(btf, "mutex.owner", 8).ok());
         let locks = LOCKS
             .iter()
-            .filter_map(|name| view.symbols.address_of(name));
+            .filter_map(|name| view.kernel.symbols.address_of(name));
         let owners = owner.map(|owner| locks.map(|lock| Gva(lock.wrapping_add(owner))).collect());
         Self {
             owners: owners.unwrap_or_default(),
-            space: view.space,
+            space: view.kernel.space,
         }
     }
 

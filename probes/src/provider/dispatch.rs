@@ -87,7 +87,7 @@ pub fn find(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>,
         return Ok(found);
     }
     let function = &pattern.function;
-    let symbols = view.symbols.all_of(function);
+    let symbols = view.kernel.symbols.all_of(function);
     let mut functions = symbols.filter(|symbol| symbol.is_text());
     if functions.any(|symbol| view.has_freed(symbol.address)) {
         return Err(NotFound::from(format!(

@@ -65,7 +65,7 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
     };
     match ProbePattern::is_exact(&pattern.function) {
         true => {
-            let symbols = view.symbols.all_of(&pattern.function);
+            let symbols = view.kernel.symbols.all_of(&pattern.function);
             for symbol in symbols.filter(|symbol| !view.has_freed(symbol.address)) {
                 of_symbol(KERNEL, symbol);
             }
@@ -139,7 +139,7 @@ pub(super) fn offset(name: &str) -> Option<u64> {
 
 /// Returns a function's signature from BTF.
 fn signature(view: &KernelView, function: &str, moment: Moment) -> Option<Signature> {
-    let prototype = view.btf.as_ref()?.func_proto_args(function).ok()?;
+    let prototype = view.kernel.btf()?.func_proto_args(function).ok()?;
     let arguments = prototype.parameters.into_iter().map(|parameter| Argument {
         name: parameter.name,
         // A buffer is of type `char *`, even before it is filled.
@@ -170,10 +170,10 @@ const TRACER: &str = "__fentry__";
 /// not write over. It is behind the tracer's call, or the NOP in its place. Registers and stack are
 /// still as at the function's start.
 pub(crate) fn behind_patched_entry(machine: &Handle, view: &KernelView, address: Gva) -> Gva {
-    if view.symbols.address_of(TRACER).is_none() {
+    if view.kernel.symbols.address_of(TRACER).is_none() {
         return address;
     }
-    let code = machine.traps().read_code(address, view.space);
+    let code = machine.traps().read_code(address, view.kernel.space);
     let landing = if code.starts_with(&ENDBR64) { 4 } else { 0 };
     let patched = code.get(landing..landing + 5).unwrap_or_default();
     let is_call = patched.first() == Some(&CALL) && {
@@ -199,7 +199,7 @@ pub(crate) fn starts_with_tracers_nop(code: &[u8]) -> bool {
 /// Checks whether `target`, of a function's first call, is the kernel's tracer: by its name, or as
 /// code that the kernel has generated for it.
 fn is_tracer(view: &KernelView, target: u64) -> bool {
-    match view.symbols.resolve(target) {
+    match view.kernel.symbols.resolve(target) {
         Some((symbol, _)) if symbol.is_text() => {
             symbol.name == TRACER || symbol.name.starts_with("ftrace_")
         }

@@ -40,6 +40,7 @@ pub fn kernel_probes(view: &KernelView, pattern: &ProbePattern) -> Matches {
         let nearest = match pattern.provider.as_str() {
             system_calls::PROVIDER => system_calls::nearest(&pattern.function, SUGGESTIONS),
             _ => view
+                .kernel
                 .symbols
                 .nearest_names(&pattern.function, SUGGESTIONS)
                 .into_iter()

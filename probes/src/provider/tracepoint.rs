@@ -57,17 +57,18 @@ pub fn find(
     if !pattern.matches_provider(PROVIDER) {
         return Ok(found);
     }
-    let Some(btf) = &view.btf else {
+    let Some(btf) = view.kernel.btf() else {
         return Err("the kernel has no types, without which tracepoints are not found".into());
     };
-    let layout = TracepointLayout::new(btf, &view.symbols).map_err(|error| error.to_string())?;
+    let layout =
+        TracepointLayout::new(btf, &view.kernel.symbols).map_err(|error| error.to_string())?;
     let modules = look
         .modules()
         .map(|modules| modules.items)
         .unwrap_or_default();
     let all = layout.read_all(look.kernel(), &modules);
     found.incomplete = all.unread.iter().map(ToString::to_string).collect();
-    let labels = JumpLabelLayout::new(btf, &view.symbols)
+    let labels = JumpLabelLayout::new(btf, &view.kernel.symbols)
         .map(|layout| layout.read_all(look.kernel(), &modules))
         .unwrap_or_default();
     for tracepoint in &all.items {
@@ -80,7 +81,7 @@ pub fn find(
             continue;
         }
         let guard = GUARDS.iter().find(|(name, _)| *name == tracepoint.name);
-        let guard = guard.and_then(|(_, key)| view.symbols.address_of(key));
+        let guard = guard.and_then(|(_, key)| view.kernel.symbols.address_of(key));
         let guards: Vec<(Gva, Gva)> = guard
             .map(|key| labels.of_key(Gva(key)))
             .unwrap_or_default()
@@ -105,9 +106,9 @@ pub fn find(
 /// is none.
 #[must_use]
 pub fn of_kernel(view: &KernelView, machine: &Handle, name: (&str, &str)) -> Option<Probe> {
-    let layout = TracepointLayout::new(view.btf.as_ref()?, &view.symbols).ok()?;
+    let layout = TracepointLayout::new(view.kernel.btf()?, &view.kernel.symbols).ok()?;
     let memory = PausedMemory::new(machine.ram());
-    let all = layout.read_all(memory.view(view.space), &[]);
+    let all = layout.read_all(memory.view(view.kernel.space), &[]);
     let found = all.items.iter().find(|tracepoint| {
         tracepoint.system.as_deref() == Some(name.0) && tracepoint.name == name.1
     });
@@ -135,7 +136,7 @@ pub fn keep_what_leads_to_the_call(text: &mut TracepointText, machine: &Handle, 
     };
     text.sites.retain(|(_, target)| {
         let (traps, wanted) = (machine.traps(), &text.calls);
-        let found = find_call(traps, view.space, *target, wanted, &divert, WAY);
+        let found = find_call(traps, view.kernel.space, *target, wanted, &divert, WAY);
         let call = found.filter(|found| found.is_call);
         call_sites.extend(call.map(|call| call.at));
         found.is_some()

@@ -140,7 +140,7 @@ pub fn before_program(command_line: &str, cpus: u8) -> Option<(Micro, Paused)> {
             micro.machine.pause()
         });
         let rip = micro.machine.registers(&paused, 0).unwrap().regs.rip;
-        let printing = micro.view.symbols.resolve(rip);
+        let printing = micro.view.kernel.symbols.resolve(rip);
         if printing.is_some_and(|(symbol, _)| symbol.name == "micro_print") {
             return Some((micro, paused));
         }
@@ -150,7 +150,7 @@ pub fn before_program(command_line: &str, cpus: u8) -> Option<(Micro, Paused)> {
 
 impl Micro {
     pub fn address(&self, name: &str) -> u64 {
-        self.view.symbols.address_of(name).unwrap()
+        self.view.kernel.symbols.address_of(name).unwrap()
     }
 
     pub fn text_hash(&self) -> TextHash {
@@ -162,7 +162,7 @@ impl Micro {
             .unwrap();
         let range = text.virtual_address..text.virtual_address + text.memory_size;
         let _paused = self.machine.pause();
-        hash_text(self.machine.ram(), self.view.space, range).unwrap()
+        hash_text(self.machine.ram(), self.view.kernel.space, range).unwrap()
     }
 
     /// Returns the only probe that a pattern matches.

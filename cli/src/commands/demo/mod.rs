@@ -83,7 +83,7 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
     drop(entry);
     explain(&outcome, &vm)?;
     if !outcome.end.is_orderly() {
-        let symbols = Some(&outcome.view.symbols);
+        let symbols = Some(&outcome.view.kernel.symbols);
         return end_report::report(&outcome.end, symbols, &vm, true);
     }
     outcome.verdict()
@@ -132,7 +132,7 @@ fn watch(vm: &Arc<Vm>, duration: Duration) -> Result<Outcome, Failure> {
     }
     let names: Vec<String> = FUNCTIONS
         .iter()
-        .filter(|name| view.symbols.all_of(name).any(|s| s.is_text()))
+        .filter(|name| view.kernel.symbols.all_of(name).any(|s| s.is_text()))
         .map(|name| (*name).to_string())
         .collect();
     legend(&view, &names, duration);
@@ -144,7 +144,7 @@ fn watch(vm: &Arc<Vm>, duration: Duration) -> Result<Outcome, Failure> {
     let tracing = Tracing::start(&vm.traceable(&view), &engine, &Request::of(&names));
     let tracing = tracing.map_err(Failure::new)?;
     let output = Box::new(BufWriter::new(std::io::stdout()));
-    let symbols = view.symbols.clone();
+    let symbols = view.kernel.symbols.clone();
     let trace = Trace::start(vm.clone(), tracing, symbols, output, Format::Text)?;
     let end = vm.machine.wait(Some(duration)).unwrap_or(RunEnd::Stopped);
     let summary = trace.finish()?;
@@ -170,10 +170,10 @@ fn legend(view: &KernelView, names: &[String], duration: Duration) {
         WORKLOAD
     ));
     for name in names {
-        let address = view.symbols.address_of(name).unwrap_or_default();
+        let address = view.kernel.symbols.address_of(name).unwrap_or_default();
         let prototype = view
-            .btf
-            .as_ref()
+            .kernel
+            .btf()
             .and_then(|btf| btf.func_proto_args(name).ok());
         let arguments = prototype.map_or_else(String::new, |prototype| {
             let list = prototype.parameters.iter().take(4);

@@ -256,7 +256,7 @@ impl Plan<'_> {
         };
         end_report::report(
             &watched.end,
-            watched.view.as_ref().map(|v| &v.symbols),
+            watched.view.as_ref().map(|v| &v.kernel.symbols),
             &vm,
             // The report of expectations has it.
             self.expecting.is_none() && !is_beside_messages(self.args),
@@ -283,7 +283,7 @@ impl Plan<'_> {
                 expected,
             });
         }
-        if let Some(missing) = &view.missing {
+        if let Err(missing) = &view.tasks {
             say(format_args!("process ids are not shown: {missing}"));
         }
         let engine = vm.engine(&view);
@@ -383,7 +383,7 @@ impl Plan<'_> {
             }
             (None, Some(tracing)) => {
                 let output = self.trace_output(files)?;
-                let symbols = armed.view.symbols.clone();
+                let symbols = armed.view.kernel.symbols.clone();
                 let trace = Trace::start(vm.clone(), tracing, symbols, output, self.format())?;
                 let ended = wait(vm, deadline(Instant::now()));
                 let summary = trace.finish()?;

@@ -360,7 +360,7 @@ pub fn of_session(vm: &Arc<Vm>) -> Ports {
         }),
         name: Box::new(move |address| {
             let vm = named.upgrade()?;
-            let symbols = &vm.engine.get()?.view().symbols;
+            let symbols = &vm.engine.get()?.view().kernel.symbols;
             let (symbol, offset) = symbols.resolve(address)?;
             Some(match offset {
                 0 => symbol.name.to_owned(),
@@ -369,7 +369,7 @@ pub fn of_session(vm: &Arc<Vm>) -> Ports {
         }),
         end: Box::new(move || {
             let vm = ended.upgrade()?;
-            let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+            let symbols = vm.engine.get().map(|engine| &engine.view().kernel.symbols);
             MachineEnd::of(&vm, symbols)
         }),
     };

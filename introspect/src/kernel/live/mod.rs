@@ -16,9 +16,9 @@ mod mapping;
 
 use super::btf::{Btf, BtfError};
 use super::kallsyms::{self, KallsymsError};
+use super::running::{KERNEL_TABLES, RunningKernel};
 use super::slide::{self, SlideError};
 use super::symbols::Symbols;
-use crate::build_id::BuildId;
 use crate::x86_64::{AddressSpace, CpuState, ReadVirtualError};
 use crate::{CpuRegisters, Gpa, Gva, MemoryView};
 
@@ -31,28 +31,6 @@ const MAX_SEARCHED: usize = 512 << 20;
 /// The maximum number of ranges with damaged kallsyms that are searched. Each may cost the
 /// decoder's bound.
 const MAX_BROKEN: usize = 8;
-
-/// A kernel found in memory.
-#[derive(Debug)]
-pub struct LiveKernel {
-    /// The page tables that map the kernel: its own (`init_top_pgt`), which stay while it runs. If
-    /// the kernel does not name them, they are those of the CPU's process. With page table
-    /// isolation, they are then the ones for kernel mode.
-    pub space: AddressSpace,
-    /// The symbols at their running addresses. If [`slide`](Self::slide) is known, so are the link
-    /// addresses; else [`Symbols::slide`] is 0.
-    pub symbols: Symbols,
-    /// The distance in bytes from the link address, as the kernel reports it (`KERNELOFFSET` of
-    /// vmcoreinfo). `None` if it keeps no vmcoreinfo (`CONFIG_CRASH_CORE`). Running addresses do
-    /// not depend on it.
-    pub slide: Option<u64>,
-    /// The kernel's types.
-    pub btf: Result<Btf, LiveBtfError>,
-    /// The line that starts with `Linux version`, without its newline.
-    pub banner: Option<String>,
-    /// The build id of the kernel image (ELF note of GNU type 3), usually 20 bytes.
-    pub build_id: Option<BuildId>,
-}
 
 /// An error in finding the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -86,8 +64,8 @@ pub enum LiveError {
 }
 
 /// An error in reading the types of a kernel in memory.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LiveBtfError {
+#[derive(Debug, thiserror::Error)]
+enum LiveBtfError {
     /// The kernel has no symbols for the bounds of BTF.
     #[error(
         "the kernel names no __start_BTF and __stop_BTF (built without CONFIG_DEBUG_INFO_BTF or CONFIG_KALLSYMS_ALL): \
@@ -111,7 +89,7 @@ pub enum LiveBtfError {
     Damaged(#[from] BtfError),
 }
 
-impl LiveKernel {
+impl RunningKernel {
     /// Finds the kernel that `cpu` runs. `view` may be of any address space. `syscall_entry` is the
     /// CPU's LSTAR, or 0 if unknown. Two more entry points are read from the interrupt descriptor
     /// table.
@@ -157,9 +135,11 @@ impl LiveKernel {
             0 => identity::kernel_offset(view, &symbols),
             moved => Some(moved),
         };
+        let own = own_tables(view, &symbols);
         Ok(Self {
-            space: own_tables(view, &symbols).unwrap_or(view.space()),
-            btf: btf(view, &symbols),
+            space: own.unwrap_or(view.space()),
+            space_lasts: own.is_some(),
+            types: btf(view, &symbols).map_err(|error| error.to_string()),
             banner: identity::banner(view, &symbols, &chunk),
             build_id: identity::build_id(view, &symbols),
             symbols: match slide {
@@ -233,7 +213,7 @@ fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Vec<u8>), LiveError
 /// Returns the page tables that belong to no process, if they are named and map themselves where
 /// the CPU's do.
 fn own_tables(view: MemoryView<'_>, symbols: &Symbols) -> Option<AddressSpace> {
-    let tables = Gva(symbols.address_of("init_top_pgt")?);
+    let tables = Gva(symbols.address_of(KERNEL_TABLES)?);
     let (root, _) = view.locate(tables).ok()?;
     let own = AddressSpace {
         root,

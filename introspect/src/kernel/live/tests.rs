@@ -169,7 +169,7 @@ impl Case {
         (memory, cpu)
     }
 
-    fn find(&self) -> Result<LiveKernel, LiveError> {
+    fn find(&self) -> Result<RunningKernel, LiveError> {
         let (memory, cpu) = self.machine(false);
         find(&memory, &cpu)
     }
@@ -180,9 +180,9 @@ fn physical(offset: u64) -> u64 {
     0x70_0000 + offset / PAGE * 37 % PAGES * PAGE
 }
 
-fn find(memory: &TestMemory, cpu: &CpuState) -> Result<LiveKernel, LiveError> {
+fn find(memory: &TestMemory, cpu: &CpuState) -> Result<RunningKernel, LiveError> {
     let paused = PausedMemory::new(memory);
-    LiveKernel::find(paused.view(cpu.address_space()), cpu, 0)
+    RunningKernel::find(paused.view(cpu.address_space()), cpu, 0)
 }
 
 /// Returns the name and address of each symbol, and whether it is absolute.
@@ -234,7 +234,7 @@ fn a_kernel_is_found_wherever_it_runs() {
             );
             let id = found.build_id.map(|id| id.as_bytes().to_vec());
             assert_eq!(id, Some(vec![7; 20]));
-            assert_eq!(found.btf.unwrap().size_of("task_struct"), Some(128));
+            assert_eq!(found.types.unwrap().size_of("task_struct"), Some(128));
         }
     }
 }
@@ -352,7 +352,7 @@ fn types_that_cannot_be_had_do_not_hide_the_symbols() {
             ..Case::default()
         };
         let found = case.find().unwrap();
-        let text = found.btf.unwrap_err().to_string();
+        let text = found.types.unwrap_err();
         assert!(text.contains(expected), "{text}");
         assert!(found.symbols.address_of("linux_banner").is_some());
     }

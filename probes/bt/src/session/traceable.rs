@@ -1,6 +1,6 @@
 //! A traceable guest, as the compiler of scripts sees it.
 
-use probes::kernel_view::Btf;
+use introspect::kernel::btf::Btf;
 use probes::name::ProbePattern;
 use probes::probe::Probe;
 use probes::provider::{self, Traceable};
@@ -13,18 +13,18 @@ const SUGGESTIONS: usize = 3;
 
 impl Guest for &dyn Traceable {
     fn types(&self) -> Option<&Btf> {
-        self.view().btf.as_ref()
+        self.view().kernel.btf()
     }
 
     fn symbol(&self, name: &str) -> Option<u64> {
         let view = self.view();
         let of_modules = || view.modules.all_of(name, None).map(|of| of.symbol.address);
-        let own = view.symbols.address_of(name);
+        let own = view.kernel.symbols.address_of(name);
         own.or_else(|| of_modules().next())
     }
 
     fn nearest_symbols(&self, name: &str) -> Vec<String> {
-        let found = self.view().symbols.nearest_names(name, SUGGESTIONS);
+        let found = self.view().kernel.symbols.nearest_names(name, SUGGESTIONS);
         found.into_iter().map(str::to_owned).collect()
     }
 }

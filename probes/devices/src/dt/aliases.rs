@@ -204,12 +204,12 @@ fn place(
         AliasTarget::Functions(names) => {
             let found = names
                 .iter()
-                .find_map(|name| Some((*name, view.symbols.address_of(name)?)));
+                .find_map(|name| Some((*name, view.kernel.symbols.address_of(name)?)));
             let (name, address) = found
                 .ok_or_else(|| format!("the kernel has no function {}", names.join(" or ")))?;
             let prototype = view
-                .btf
-                .as_ref()
+                .kernel
+                .btf()
                 .and_then(|types| types.func_proto_args(name).ok());
             let parameters = prototype.into_iter().flat_map(|p| p.parameters);
             let parameters = parameters.map(|parameter| Argument {

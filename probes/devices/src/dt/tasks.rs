@@ -32,9 +32,13 @@ pub(super) struct Threads {
 impl Threads {
     pub(super) fn new(engine: &Engine) -> Self {
         let view = engine.view();
-        let types = view.btf.as_ref();
+        let types = view.kernel.btf();
         Self {
-            ids: view.tasks.map(|tasks| (tasks.pid, tasks.tgid)),
+            ids: view
+                .tasks
+                .as_ref()
+                .ok()
+                .map(|tasks| (tasks.pid, tasks.tgid)),
             cpu: types.and_then(|types| first_offset(types, &CPU_MEMBERS, 4).ok()),
         }
     }
@@ -42,7 +46,7 @@ impl Threads {
     /// Reads the thread of the structure at `address`. Unreadable numbers are 0.
     pub(super) fn read(&self, engine: &Engine, address: u64) -> Thread {
         let memory = PausedMemory::new(engine.machine().ram());
-        let view = memory.view(engine.view().space);
+        let view = memory.view(engine.view().kernel.space);
         let number = |offset: u64| {
             let read = view.u32(Gva(address.wrapping_add(offset)));
             read.ok().filter(|number| *number <= MOST_THREADS)

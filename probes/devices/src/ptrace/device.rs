@@ -172,16 +172,14 @@ impl Inner {
 
     fn look_for_parts(&self) -> Result<Parts, String> {
         let view = self.engine.view();
-        let Some(btf) = &view.btf else {
-            let why = view.missing.as_deref().unwrap_or("the kernel has no types");
-            return Err(format!("tasks cannot be distinguished: {why}"));
-        };
         let cannot = |error| format!("tasks cannot be distinguished: {error}");
+        let types = view.kernel.types.as_ref();
+        let btf = types.map_err(|why| format!("tasks cannot be distinguished: {why}"))?;
         Ok(Parts {
-            tasks: TaskListLayout::new(btf, &view.symbols).map_err(cannot)?,
+            tasks: TaskListLayout::new(btf, &view.kernel.symbols).map_err(cannot)?,
             context: Arc::new(Context {
                 layout: Layout::new(btf).map_err(cannot)?,
-                sleeps: Sleeps::new(&view.symbols),
+                sleeps: Sleeps::new(&view.kernel.symbols),
                 selection: self.selection.clone(),
             }),
             sources: OnceLock::new(),
@@ -230,7 +228,7 @@ impl Inner {
         let paused = self.engine.machine().pause();
         let machine = self.engine.machine();
         let memory = PausedMemory::new(machine.ram());
-        let view = memory.view(self.engine.view().space);
+        let view = memory.view(self.engine.view().kernel.space);
         let number = i32::try_from(pid).map_err(|_| control::process_exited())?;
         let found = parts.tasks.thread(view, number).map_err(failed)?;
         let Some(task) = found else {
@@ -273,7 +271,7 @@ impl Inner {
     fn names(&self, parts: &Parts) -> Vec<Record> {
         let machine = self.engine.machine();
         let memory = PausedMemory::new(machine.ram());
-        let view = memory.view(self.engine.view().space);
+        let view = memory.view(self.engine.view().kernel.space);
         let all = self.selection.all();
         let is_traced = |task: &&TaskInfo| all || self.is_selected(task);
         let cpus = if all { machine.vcpus() } else { 0 };

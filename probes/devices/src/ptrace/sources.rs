@@ -180,7 +180,7 @@ impl Sources {
 /// was made.
 fn address_of(view: &KernelView, name: &str) -> Option<u64> {
     let is_function = |symbol: &Symbol<'_>| symbol.is_text() && !symbol.absolute;
-    let own = view.symbols.all_of(name).find(is_function);
+    let own = view.kernel.symbols.all_of(name).find(is_function);
     let of_modules = || {
         let mut found = view.modules.all_of(name, None).map(|found| found.symbol);
         found.find(is_function)

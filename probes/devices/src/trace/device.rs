@@ -217,7 +217,7 @@ impl Inner {
             return Err(exists("devtrace: trace already exists"));
         }
         let view = self.engine.view();
-        let [start, end] = [start, end].map(|word| address::parse(&view.symbols, word));
+        let [start, end] = [start, end].map(|word| address::parse(&view.kernel.symbols, word));
         let (start, end) = (start?, end?);
         if start > end {
             let text = "devtrace: invalid address range";

@@ -281,7 +281,7 @@ impl Engine {
     }
 
     fn kernel_spot_at(&self, address: Gva, reported: Gva) -> KernelSite {
-        let found = paging::translate(self.0.machine.ram(), self.0.view.space, address);
+        let found = paging::translate(self.0.machine.ram(), self.0.view.kernel.space, address);
         KernelSite {
             address,
             physical: found.ok().map(|found| found.gpa),

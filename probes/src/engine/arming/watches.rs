@@ -50,7 +50,7 @@ impl Engine {
         self.0
             .machine
             .traps()
-            .resume_sites(suspended, None, self.0.view.space);
+            .resume_sites(suspended, None, self.0.view.kernel.space);
         self.0.keeps_free.store(false, Ordering::Relaxed);
     }
 

@@ -94,8 +94,9 @@ impl GuestPages {
             Ok::<_, Unknown>(member.byte_offset)
         };
         Ok(Self {
-            layout: PageCacheLayout::new(btf, &view.symbols).map_err(|error| error.to_string())?,
-            space: view.space,
+            layout: PageCacheLayout::new(btf, &view.kernel.symbols)
+                .map_err(|error| error.to_string())?,
+            space: view.kernel.space,
             fault_area: offset("vm_fault.vma")?,
             fault_page: offset("vm_fault.page")?,
             fault_copy: offset("vm_fault.cow_page")?,
@@ -106,18 +107,18 @@ impl GuestPages {
             file_mapping: offset("file.f_mapping")?,
             mm_tables: offset("mm_struct.pgd")?,
             copy: CopyLayout::new(btf)?,
-            copy_events: private::events(btf, &view.symbols),
-            uprobe_events: uprobes::events(btf, &view.symbols),
-            uprobes: view.symbols.address_of("uprobes_tree").map(Gva),
-            areas: VmaLayout::new(btf, &view.symbols).ok(),
+            copy_events: private::events(btf, &view.kernel.symbols),
+            uprobe_events: uprobes::events(btf, &view.kernel.symbols),
+            uprobes: view.kernel.symbols.address_of("uprobes_tree").map(Gva),
+            areas: VmaLayout::new(btf, &view.kernel.symbols).ok(),
             mappings: MappingsLayout::new(btf),
         })
     }
 
     /// Returns the watches with the functions to put them on, as far as this kernel has them.
     pub(super) fn watches(self: &Arc<Self>, view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
-        let position = |function: &str, name: &str| parameter(view.btf.as_ref()?, function, name);
-        let found = jobs::found(&view.symbols, position).into_iter();
+        let position = |function: &str, name: &str| parameter(view.kernel.btf()?, function, name);
+        let found = jobs::found(&view.kernel.symbols, position).into_iter();
         let watches = found.map(|(address, event)| {
             let watch: Arc<dyn Watch> = Arc::new(PageWatch::new(self.clone(), event));
             (address, watch)
