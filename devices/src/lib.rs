@@ -15,6 +15,7 @@ mod cmos;
 mod host_writes;
 mod i8042;
 mod null;
+pub mod pci;
 mod reset_port;
 mod serial;
 mod signals;
@@ -30,4 +31,4 @@ pub use serial::{
     Backlog, COM1_BASE, COM1_IRQ, ConsoleOutput, Promptness, Serial, SerialError, SerialState,
     SerialStats, UART_LENGTH,
 };
-pub use signals::{InterruptLine, MachineSignals, ResetCause};
+pub use signals::{InterruptLine, MachineSignals, Message, MessageInterrupts, ResetCause};

@@ -16,6 +16,27 @@ pub trait InterruptLine: Send + Sync {
     fn pulse(&self) -> io::Result<()>;
 }
 
+/// A message-signalled interrupt, as its driver has written it: the address selects vCPUs, the data
+/// the vector (Intel SDM, volume 3, section 11.11).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// The address.
+    pub address: u64,
+    /// The data.
+    pub data: u32,
+}
+
+/// The receiver of message-signalled interrupts.
+///
+/// Called from any thread. It must not wait for vCPUs.
+pub trait MessageInterrupts: Send + Sync {
+    /// Delivers a message.
+    ///
+    /// # Errors
+    /// The interrupt controller's error. A device counts the failure and continues.
+    fn send(&self, message: Message) -> io::Result<()>;
+}
+
 /// The means by which the guest requested a reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResetCause {
@@ -67,6 +88,34 @@ pub(crate) mod testing {
     impl MachineSignals for Signals {
         fn request_reset(&self, cause: ResetCause) {
             self.0.lock().unwrap().push(cause);
+        }
+    }
+
+    /// A recorder of messages that can be made to fail.
+    #[derive(Default)]
+    pub(crate) struct Messages {
+        sent: Mutex<Vec<Message>>,
+        broken: AtomicBool,
+    }
+
+    impl Messages {
+        /// Returns the messages since the last call.
+        pub(crate) fn take(&self) -> Vec<Message> {
+            std::mem::take(&mut self.sent.lock().unwrap())
+        }
+
+        pub(crate) fn break_down(&self) {
+            self.broken.store(true, Ordering::Relaxed);
+        }
+    }
+
+    impl MessageInterrupts for Messages {
+        fn send(&self, message: Message) -> io::Result<()> {
+            if self.broken.load(Ordering::Relaxed) {
+                return Err(io::Error::other("no interrupt controller"));
+            }
+            self.sent.lock().unwrap().push(message);
+            Ok(())
         }
     }
 

@@ -26,6 +26,27 @@ pub struct InterruptStats {
 pub(super) struct Core {
     pub(super) device: Box<dyn VirtioDevice>,
     pub(super) queues: Queues,
+    /// The queues that the driver is interrupted for, kept for its memory.
+    pub(super) used: Vec<u16>,
+}
+
+/// The way in which a transport interrupts the driver.
+pub(super) trait Interrupt: Send + Sync {
+    /// Interrupts for used chains of `queues`, and for a change of the configuration.
+    fn raise(&self, queues: &[u16], config: bool) -> InterruptStats;
+}
+
+/// The interrupt of a device that has one line.
+pub(super) struct Pin(pub(super) Arc<dyn InterruptLine>);
+
+impl Interrupt for Pin {
+    fn raise(&self, _: &[u16], _: bool) -> InterruptStats {
+        let raised = u64::from(self.0.pulse().is_ok());
+        InterruptStats {
+            raised,
+            lost: 1 - raised,
+        }
+    }
 }
 
 pub(super) struct Shared {
@@ -40,19 +61,19 @@ pub(super) struct Shared {
     pub(super) interrupt_status: AtomicU32,
     /// The number of changes of configuration space. Written with `core` locked, read without.
     pub(super) generation: AtomicU32,
-    line: Arc<dyn InterruptLine>,
+    interrupt: Box<dyn Interrupt>,
     raised: AtomicU64,
     lost: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn new(core: Core, line: Arc<dyn InterruptLine>) -> Self {
+    pub(super) fn new(core: Core, interrupt: Box<dyn Interrupt>) -> Self {
         Self {
             core: Mutex::new(core),
             status: AtomicU32::new(0),
             interrupt_status: AtomicU32::new(0),
             generation: AtomicU32::new(0),
-            line,
+            interrupt,
             raised: AtomicU64::new(0),
             lost: AtomicU64::new(0),
         }
@@ -71,7 +92,8 @@ impl Shared {
     /// Notifies the driver of the model's changes to its queues and configuration space.
     pub(super) fn publish(&self, core: &mut Core) {
         let mut bits = 0;
-        if core.queues.take_used() {
+        core.queues.take_used(&mut core.used);
+        if !core.used.is_empty() {
             bits |= VIRTIO_MMIO_INT_VRING;
         }
         if core.queues.take_config_changed() {
@@ -83,7 +105,7 @@ impl Shared {
             bits |= VIRTIO_MMIO_INT_CONFIG;
         }
         if bits != 0 && self.active() {
-            self.raise(bits);
+            self.raise(bits, &core.used);
         }
     }
 
@@ -93,14 +115,13 @@ impl Shared {
             .fetch_or(VIRTIO_CONFIG_S_NEEDS_RESET, Ordering::Release);
     }
 
-    /// Interrupts the driver. Without bits, it does so for pending ones.
-    pub(super) fn raise(&self, bits: u32) {
+    /// Interrupts the driver by these bits of the interrupt status. The first is for `queues`.
+    pub(super) fn raise(&self, bits: u32, queues: &[u16]) {
         self.interrupt_status.fetch_or(bits, Ordering::Release);
-        let count = match self.line.pulse() {
-            Ok(()) => &self.raised,
-            Err(_) => &self.lost,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
+        let config = bits & VIRTIO_MMIO_INT_CONFIG != 0;
+        let InterruptStats { raised, lost } = self.interrupt.raise(queues, config);
+        self.raised.fetch_add(raised, Ordering::Relaxed);
+        self.lost.fetch_add(lost, Ordering::Relaxed);
     }
 }
 

@@ -19,8 +19,8 @@ use virtio_bindings::virtio_mmio as register;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
-    DeviceHandle, MMIO_LENGTH, MmioState, MmioStateError, MmioTransport, Progress, QueueNotifier,
-    VirtioDevice,
+    DeviceHandle, MMIO_LENGTH, MmioTransport, Progress, QueueNotifier, TransportState,
+    TransportStateError, VirtioDevice,
 };
 use crate::WatchedMemory;
 use crate::bus::BusDevice;
@@ -327,7 +327,7 @@ impl Driver {
     }
 
     /// Saves the device and continues with another one over the same memory, as after a snapshot.
-    pub fn replace(&mut self, device: Box<dyn VirtioDevice>) -> Result<(), MmioStateError> {
+    pub fn replace(&mut self, device: Box<dyn VirtioDevice>) -> Result<(), TransportStateError> {
         let state = self.transport.state();
         self.restore(device, &state)
     }
@@ -336,8 +336,8 @@ impl Driver {
     pub fn restore(
         &mut self,
         device: Box<dyn VirtioDevice>,
-        state: &MmioState,
-    ) -> Result<(), MmioStateError> {
+        state: &TransportState,
+    ) -> Result<(), TransportStateError> {
         let fresh = Self::with_memory(device, self.memory.clone());
         self.transport = fresh.transport;
         self.handle = fresh.handle;

@@ -23,8 +23,10 @@ mod handle;
 mod mmio;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod mock;
+mod pci;
 mod queue;
 pub mod rng;
+mod transport;
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -32,11 +34,12 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 pub use chain::{Chain, ChainError};
 pub use device::{DeviceStateError, Progress, VirtioDevice};
 pub use handle::{DeviceHandle, InterruptStats};
-pub use mmio::{
-    MMIO_LENGTH, MmioState, MmioStateError, MmioTransport, QUEUE_NOTIFY, QueueNotifier,
-    QueueRegisters,
+pub use mmio::{MMIO_LENGTH, MmioTransport, QUEUE_NOTIFY};
+pub use pci::{
+    PCI_MEMORY_LENGTH, PCI_NOTIFY, PCI_NOTIFY_STEP, PciState, PciStateError, PciTransport,
 };
 pub use queue::{QueueError, QueueStats, Queues, SavedQueue};
+pub use transport::{QueueNotifier, QueueRegisters, TransportState, TransportStateError};
 
 /// The feature of virtio 1.0 and later, the only supported version.
 pub const FEATURE_VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;

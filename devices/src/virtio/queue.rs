@@ -399,19 +399,20 @@ impl Queues {
         self.slots.iter().map(save).collect()
     }
 
-    /// Checks whether the driver wants an interrupt for used chains. To be called once after each
-    /// call of the device.
-    pub(super) fn take_used(&mut self) -> bool {
-        let mut wanted = false;
-        for slot in &mut self.slots {
+    /// Collects the queues for whose used chains the driver wants an interrupt. To be called once
+    /// after each call of the device.
+    pub(super) fn take_used(&mut self, used: &mut Vec<u16>) {
+        used.clear();
+        for (index, slot) in (0..).zip(&mut self.slots) {
             if !std::mem::take(&mut slot.added) || !usable(slot) {
                 continue;
             }
             // A spurious interrupt is harmless, a missing one is not.
             let by_index = slot.queue.needs_notification(&self.memory).unwrap_or(true);
-            wanted |= by_index && !(interrupts_refused(&self.memory, &slot.queue));
+            if by_index && !interrupts_refused(&self.memory, &slot.queue) {
+                used.push(index);
+            }
         }
-        wanted
     }
 
     pub(super) fn take_config_changed(&mut self) -> bool {

@@ -3,17 +3,20 @@
 use std::time::Instant;
 
 use super::*;
+use crate::virtio::device::DeviceStateError;
 use crate::virtio::mock::{BUFFERS, Descriptor, Driver, MEMORY, RINGS, status};
+use crate::virtio::queue::Queues;
 use crate::virtio::{
     ChainError, FEATURE_EVENT_INDEX, FEATURE_INDIRECT_DESCRIPTORS, Progress, QueueError,
 };
+use crate::virtio::{FEATURE_VERSION_1, TRANSPORT_FEATURES};
 
 const OWN_FEATURE: u64 = 1 << 5;
 const ALL: u64 = TRANSPORT_FEATURES | OWN_FEATURE;
 
 /// A device that echoes in both of its queues, and keeps one byte of configuration space.
 #[derive(Default)]
-struct Echo {
+pub(in crate::virtio) struct Echo {
     byte: u8,
     active: bool,
 }
@@ -511,7 +514,7 @@ fn a_restored_device_goes_on_where_it_was() {
 fn a_state_that_cannot_be_is_refused() {
     let mut driver = probed(ALL);
     let good = driver.transport.state();
-    type Damage = fn(&mut MmioState);
+    type Damage = fn(&mut TransportState);
     let cases: &[(Damage, &str)] = &[
         (|state| state.device_id = 3, "restore with the devices"),
         (|state| state.queues.truncate(1), "restore with the devices"),

@@ -8,7 +8,7 @@ use super::{Descriptor, Driver};
 use crate::virtio::console::{
     BAD_ID, CONTROL_RECEIVE, CONTROL_TRANSMIT, Event, FEATURE_MULTIPORT, Message,
 };
-use crate::virtio::{MmioStateError, VirtioDevice};
+use crate::virtio::{TransportStateError, VirtioDevice};
 
 /// The size of a receive buffer in bytes.
 const PAGE: u32 = 4096;
@@ -277,7 +277,7 @@ impl LinuxConsole {
     }
 
     /// Continues with another device, as after a snapshot.
-    pub fn replace(&mut self, device: Box<dyn VirtioDevice>) -> Result<(), MmioStateError> {
+    pub fn replace(&mut self, device: Box<dyn VirtioDevice>) -> Result<(), TransportStateError> {
         self.driver.replace(device)
     }
 }

@@ -92,7 +92,12 @@ pub struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(memory: &WatchedMemory, base: u64, size: u16, features: u64) -> Self {
+    pub(in crate::virtio) fn new(
+        memory: &WatchedMemory,
+        base: u64,
+        size: u16,
+        features: u64,
+    ) -> Self {
         // Only the rings are cleared. Tables are written before they are used.
         let zeros = vec![0; 0x3000];
         memory.write_slice(&zeros, GuestAddress(base)).unwrap();
@@ -116,7 +121,7 @@ impl Ring {
         self.free.len()
     }
 
-    pub(super) fn add(
+    pub(in crate::virtio) fn add(
         &mut self,
         memory: &WatchedMemory,
         chain: &[Descriptor],

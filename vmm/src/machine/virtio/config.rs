@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use devices::virtio::MmioStateError;
+use devices::virtio::TransportStateError;
 use devices::virtio::blk::ImageError;
 use devices::virtio::console::{PortConfig, PortConfigError, Size};
 use serde::{Deserialize, Serialize};
@@ -135,5 +135,5 @@ pub enum VirtioError {
     },
     /// A saved device does not fit.
     #[error(transparent)]
-    State(#[from] MmioStateError),
+    State(#[from] TransportStateError),
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use devices::virtio::blk::{Block, BlockBackend, BlockOptions, FileBackend};
 use devices::virtio::rng::{HostEntropy, Rng};
 use devices::virtio::{
-    DeviceHandle, MMIO_LENGTH, MmioState, MmioTransport, QUEUE_NOTIFY, QueueStats, VirtioDevice,
+    DeviceHandle, MMIO_LENGTH, TransportState, MmioTransport, QUEUE_NOTIFY, QueueStats, VirtioDevice,
 };
 use devices::{Bus, SharedDevice};
 use kvm_ioctls::{IoEventAddress, VmFd};
@@ -75,7 +75,7 @@ struct Identity {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedDevice {
     identity: Identity,
-    state: MmioState,
+    state: TransportState,
 }
 
 /// The counters of a virtio device.
