@@ -29,6 +29,7 @@ fn main() {
             "a small Linux kernel (4 minutes on two cores)",
         ),
         ("kernel-rich-", "a Linux kernel with modules (10 minutes)"),
+        ("kernel-pc-", "a small Linux kernel with a PCI bus (5 minutes)"),
     ]
     .into_iter()
     .filter_map(|(prefix, what)| (!has(prefix)).then_some(what))
@@ -39,7 +40,7 @@ fn main() {
         println!(
             "cargo::warning=the first run of the tests compiles for some 5 minutes, then builds {}, \
              and boots each of its guests once; kept in {}",
-            missing.join(" and "),
+            missing.join(", "),
             cache.display()
         );
     }

@@ -13,7 +13,7 @@ use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
 pub use ports::{Ctl, Mount, Read, ReadPort};
-pub use run::{Run, Switch, User};
+pub use run::{Run, Switch, User, VirtioBus};
 
 /// The default number of bytes of a string that a script reads.
 const DEFAULT_STRLEN: u16 = 256;
@@ -128,6 +128,7 @@ pub struct Demo {
 #[command(after_help = "\
 small: a kernel for interpreted hosts, built from Debian's linux-source-6.1 (about 4 minutes, once).
 rich:  the same source with tracepoints, modules, jump labels and BTF in the image.
+pc:    the small one for a machine with a PCI bus and ACPI, as distributions' kernels expect.
 cloud: Debian's linux-image-cloud-amd64 as it is, unpacked and not installed.
 micro: a kernel of a few kilobytes that boots in milliseconds, for tests and measurements.")]
 pub struct Guest {
@@ -153,6 +154,8 @@ pub enum GuestKind {
     Small,
     /// A kernel with all that traces itself, and busybox.
     Rich,
+    /// The small kernel with a PCI bus and ACPI, and busybox.
+    Pc,
     /// Debian's cloud kernel, and busybox.
     Cloud,
     /// The micro guest.

@@ -22,11 +22,16 @@ use probes::provider::UnknownFunction;
 use probes::provider::kprobe::unknown_functions;
 use vmm::Machine;
 use vmm::boot::{KernelFile, KernelFileError};
-use vmm::machine::Paused;
+use vmm::machine::{Paused, Transport};
 use vmm::snapshot::{KernelHash, KernelReference};
 
 /// A symbol that every x86-64 Linux has and nothing else does.
 const LINUX: &str = "entry_SYSCALL_64";
+/// A function of kernels that find virtio devices by words on their command line
+/// (drivers/virtio/virtio_mmio.c).
+const COMMAND_LINE_DEVICES: &str = "vm_cmdline_set";
+/// A symbol of kernels with PCI (drivers/pci/pci-driver.c).
+const PCI: &str = "pci_bus_type";
 /// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is
 /// done.
 const SYSTEM_SCHEDULING: u32 = 1;
@@ -148,6 +153,18 @@ impl GuestKernel {
     pub fn is_linux(&self) -> bool {
         let symbols = self.known.symbols.as_ref();
         symbols.map_or(true, |s| s.address_of(LINUX).is_some())
+    }
+
+    /// Returns the way in which this kernel finds virtio devices.
+    pub fn transport(&self) -> Transport {
+        let has = |name| {
+            let symbols = self.known.symbols.as_ref();
+            symbols.is_ok_and(|symbols| symbols.address_of(name).is_some())
+        };
+        match !has(COMMAND_LINE_DEVICES) && has(PCI) {
+            true => Transport::Pci,
+            false => Transport::Mmio,
+        }
     }
 
     /// Returns the symbols at their link addresses.

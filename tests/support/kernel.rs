@@ -65,6 +65,25 @@ impl Kernel {
         })
     }
 
+    /// Returns the small kernel on a PCI bus; built as [`small`](Self::small) is.
+    ///
+    /// # Panics
+    /// If it cannot be built or read.
+    pub fn pc() -> &'static Self {
+        static PC: OnceLock<Kernel> = OnceLock::new();
+        if let Some(given) = Self::given() {
+            return given;
+        }
+        PC.get_or_init(|| {
+            let built = guest::kernel::pc(&cache(), &Terminal::new());
+            Self::open(
+                built
+                    .unwrap_or_else(|e| panic!("the PC kernel: {e}"))
+                    .vmlinux(),
+            )
+        })
+    }
+
     /// Returns the kernel that the environment names, if it does.
     ///
     /// # Panics

@@ -95,6 +95,7 @@ pub fn snapshot_folder(host: &Host, cpus: u8) -> PathBuf {
                     read_only: false,
                 }],
                 rng: true,
+                ..VirtioConfig::default()
             },
         },
         lines: &[". /victims.sh", "victims_prepare"],

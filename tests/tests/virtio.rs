@@ -12,7 +12,8 @@ use support::linux::BootOptions;
 use support::shell::{COMMAND_LIMIT, full_initramfs};
 use support::{Host, Kernel, Linux, SerialLog, Shell, host};
 use vmm::machine::{
-    ConsoleConfig, ConsolePorts, DiskConfig, EndOfFile, PortBackend, PortConfig, VirtioConfig,
+    ConsoleConfig, ConsolePorts, DiskConfig, EndOfFile, PortBackend, PortConfig, Transport,
+    VirtioConfig,
 };
 use vmm::snapshot::{self, RestoreError, RestoredDisks, RestoredMachine};
 
@@ -22,11 +23,14 @@ const DISK: usize = 1 << 20;
 /// Two images: one with a pattern in which no two sectors are the same, and an empty one.
 struct Images {
     folder: tempfile::TempDir,
+    /// The way in which the guest finds its devices.
+    transport: Transport,
 }
 
 impl Images {
-    fn new() -> Self {
+    fn new(transport: Transport) -> Self {
         let images = Self {
+            transport,
             folder: tempfile::tempdir().unwrap_or_else(|e| panic!("{e}")),
         };
         let pattern: Vec<u8> = (0..DISK as u32 / 4)
@@ -46,6 +50,14 @@ impl Images {
         self.folder.path().join("empty.img")
     }
 
+    /// Returns the kernel for a guest with these devices.
+    fn kernel(&self) -> &'static Kernel {
+        match self.transport {
+            Transport::Mmio => Kernel::small(),
+            Transport::Pci => Kernel::pc(),
+        }
+    }
+
     fn config(&self) -> VirtioConfig {
         let disk = |path, read_only| DiskConfig { path, read_only };
         VirtioConfig {
@@ -58,6 +70,7 @@ impl Images {
             }),
             disks: vec![disk(self.full(), true), disk(self.empty(), false)],
             rng: true,
+            transport: self.transport,
         }
     }
 }
@@ -66,17 +79,17 @@ fn read(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-fn boot(host: &Host, virtio: VirtioConfig) -> Shell {
+fn boot(host: &Host, images: &Images) -> Shell {
     let started = Instant::now();
     let linux = Linux::boot(
         host,
         &BootOptions {
-            kernel: Kernel::small(),
+            kernel: images.kernel(),
             initramfs: Some(&full_initramfs()),
             command_line: &guest::kernel::cmdline(),
             cpus: 1,
             protocol: None,
-            virtio,
+            virtio: images.config(),
         },
     );
     let shell = Shell::at_prompt(linux);
@@ -95,19 +108,27 @@ fn tell(shell: &Shell, command: &str) -> String {
 
 #[test]
 fn a_guest_uses_its_devices() {
-    let host = host!();
-    let images = Images::new();
-    let shell = boot(host, images.config());
-    disks_are_what_was_asked_for(&shell);
-    disks_are_read_and_written(&shell, &images);
-    sectors_are_given_up(&shell, &images);
-    random_numbers_come(&shell);
-    ports_carry_bytes(&shell);
-    drivers_go_and_come(&shell, &images);
-    devices_survive_a_snapshot(host, shell, &images);
+    uses_its_devices(&Images::new(Transport::Mmio));
 }
 
-fn disks_are_what_was_asked_for(shell: &Shell) {
+#[test]
+fn a_guest_uses_its_devices_on_a_pci_bus() {
+    uses_its_devices(&Images::new(Transport::Pci));
+}
+
+fn uses_its_devices(images: &Images) {
+    let host = host!();
+    let shell = boot(host, images);
+    disks_are_what_was_asked_for(&shell, images);
+    disks_are_read_and_written(&shell, images);
+    sectors_are_given_up(&shell, images);
+    random_numbers_come(&shell);
+    ports_carry_bytes(&shell);
+    drivers_go_and_come(&shell, images);
+    devices_survive_a_snapshot(host, shell, images);
+}
+
+fn disks_are_what_was_asked_for(shell: &Shell, images: &Images) {
     let told = tell(
         shell,
         "cd /sys/block; for d in vda vdb; do cat $d/size $d/ro $d/serial; echo; cat $d/queue/logical_block_size $d/queue/discard_max_bytes $d/queue/write_cache; done; cd /",
@@ -118,7 +139,13 @@ fn disks_are_what_was_asked_for(shell: &Shell) {
     ];
     assert_eq!(told, expected.as_flattened().join("\n"));
     let interrupts = tell(shell, "cat /proc/interrupts");
-    assert_eq!(interrupts.matches("virtio").count(), 4, "{interrupts}");
+    // With messages each queue has its own, and each device's configuration.
+    let expected = match images.transport {
+        Transport::Mmio => ("virtio", 4),
+        Transport::Pci => ("-config", 4),
+    };
+    let (text, count) = expected;
+    assert_eq!(interrupts.matches(text).count(), count, "{interrupts}");
 }
 
 fn disks_are_read_and_written(shell: &Shell, images: &Images) {
@@ -348,7 +375,7 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
     let last = read(&images.empty());
     for host in [host, &without_events] {
         fs::write(images.empty(), &last).unwrap_or_else(|e| panic!("{e}"));
-        let shell = Shell::restore(host, Kernel::small(), &saved);
+        let shell = Shell::restore(host, images.kernel(), &saved);
         goes_on_after_a_restore(&shell, images);
     }
 }
@@ -399,7 +426,7 @@ fn goes_on_after_a_restore(shell: &Shell, images: &Images) {
     );
     random_numbers_come(shell);
     ports_carry_bytes(shell);
-    disks_are_what_was_asked_for(shell);
+    disks_are_what_was_asked_for(shell, images);
     let stats = shell.linux.machine.stats().virtio;
     for device in &stats {
         assert_eq!(device.lost_interrupts, 0, "{stats:?}");

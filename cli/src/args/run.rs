@@ -104,6 +104,10 @@ pub struct Run {
     /// --no-words is given
     #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]
     pub rng: Option<Switch>,
+    /// The way in which the guest finds its virtio devices: on a PCI bus, or by words on its
+    /// command line (CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES). By default the one that its kernel has
+    #[arg(long, value_name = "pci|mmio", value_enum, conflicts_with = "restore")]
+    pub bus: Option<VirtioBus>,
     /// Give the guest a virtio-console. It has hvc0, whose output goes where the serial port's
     /// goes, and the trace devices as /dev/virtio-ports/tracectl and so on. With ro the guest can
     /// read events, with rw also choose what is traced. A restored machine has the ports it was
@@ -212,6 +216,15 @@ fn parse_user(text: &str) -> Result<User, String> {
         user: number(user)?,
         group: number(group)?,
     })
+}
+
+/// The way in which a guest finds its virtio devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VirtioBus {
+    /// On a PCI bus.
+    Pci,
+    /// By words on its command line.
+    Mmio,
 }
 
 /// On or off.

@@ -31,6 +31,7 @@ pub fn guest_files(args: &Guest) -> Result<(), Failure> {
         }
         GuestKind::Small => kernel::small(&cache, &progress)?.vmlinux(),
         GuestKind::Rich => kernel::rich(&cache, &progress)?.vmlinux(),
+        GuestKind::Pc => kernel::pc(&cache, &progress)?.vmlinux(),
         GuestKind::Cloud => {
             let found = match &args.suite {
                 Some(suite) => debian::suite_kernel(&cache, suite, Flavour::Cloud, &progress)?,

@@ -232,7 +232,7 @@ const VCPU: &[Call] = &[call!(
         ioctl(0xaea2), // KVM_SET_DEBUGREGS, KVM_SET_TSC_KHZ
         ioctl(0xaea3), // KVM_GET_TSC_KHZ
         ioctl(0xaea4), // KVM_GET_XSAVE
-        ioctl(0xaea5), // KVM_SET_XSAVE
+        ioctl(0xaea5), // KVM_SET_XSAVE, KVM_SIGNAL_MSI
         ioctl(0xaecf), // KVM_GET_XSAVE2
         ioctl(0xaea6), // KVM_GET_XCRS
         ioctl(0xaea7), // KVM_SET_XCRS
@@ -259,8 +259,8 @@ const DEVICES: &[Call] = &[
     call!(SYS_fallocate, "blocks of disks that the guest discards"),
     call!(
         SYS_ioctl,
-        &[ioctl(0xae61), ioctl(0xae67)],
-        "interrupts (KVM_IRQ_LINE), where events do not raise them",
+        &[ioctl(0xae61), ioctl(0xae67), ioctl(0xaea5)],
+        "interrupts: of PCI devices (KVM_SIGNAL_MSI), and where events do not raise them (KVM_IRQ_LINE)",
     ),
 ];
 

@@ -190,6 +190,7 @@ impl VmBuilder {
                         virtio: VirtioConfig {
                             disks: self.disks.clone(),
                             rng: add_words,
+                            transport: kernel.transport(),
                             ..VirtioConfig::default()
                         },
                         serial,

@@ -1,8 +1,8 @@
-//! Virtio 1.2 devices: the transport over memory-mapped registers, the queues, and the device
-//! models.
+//! Virtio 1.2 devices: the transports over memory-mapped registers and over PCI, the queues, and
+//! the device models.
 //!
-//! A device has three parts. The [`MmioTransport`] holds the registers and is on the MMIO
-//! [`Bus`](crate::Bus), for vCPU threads. The [`DeviceHandle`] is for the one thread that serves
+//! A device has three parts. The [`MmioTransport`] or [`PciTransport`] holds the registers and is
+//! on the MMIO [`Bus`](crate::Bus), for vCPU threads. The [`DeviceHandle`] is for the one thread that serves
 //! the device. That thread calls it for queue notifications, for a ready backend and for deadlines.
 //! The [`VirtioDevice`] is the model itself. It moves bytes between [`Queues`] and its backend.
 //!
@@ -11,7 +11,7 @@
 //! with invalid rings is unusable until the driver resets the device, while the other queues and
 //! the machine continue.
 //!
-//! Not here: packed rings, PCI and legacy (version 1) devices, and migration with requests in
+//! Not here: packed rings, legacy (version 1) devices, and migration with requests in
 //! flight. Within one call, a device finishes the chains that it takes from a queue, or puts them
 //! back.
 

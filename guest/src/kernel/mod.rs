@@ -8,8 +8,10 @@
 //!   file describes its types (BTF) in a section that is not loaded.
 //! * [`rich`] adds what distributions have: ftrace, kprobes, jump labels, tracepoints, BPF,
 //!   modules, BTF in memory.
+//! * [`pc`] is the small one for a machine as distributions know it: its devices are on a PCI bus,
+//!   and ACPI describes it.
 //!
-//! Both are stripped of symbols and debug information, as a distribution's are; `System.map` lies
+//! All are stripped of symbols and debug information, as a distribution's are; `System.map` lies
 //! beside them.
 
 mod build;
@@ -49,6 +51,7 @@ const PACKAGES: [&str; 14] = [
 
 const SMALL_CONFIG: &str = include_str!("../../config/small.config");
 const RICH_CONFIG: &str = include_str!("../../config/rich.config");
+const PC_CONFIG: &str = include_str!("../../config/pc.config");
 
 /// A kernel could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -168,6 +171,14 @@ pub fn rich(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError
     build(&RICH, cache, progress)
 }
 
+/// Returns the PC kernel.
+///
+/// # Errors
+/// As for [`small`].
+pub fn pc(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError> {
+    build(&PC, cache, progress)
+}
+
 /// The recipe of a kernel.
 #[derive(Debug)]
 pub struct Recipe {
@@ -209,6 +220,14 @@ const RICH: Recipe = Recipe {
     targets: &["vmlinux", "modules"],
     lines: 1332,
     delivery: Delivery::Vmlinux,
+};
+
+const PC: Recipe = Recipe {
+    name: "pc",
+    fragments: &[SMALL_CONFIG, PC_CONFIG],
+    targets: &["vmlinux"],
+    lines: 1400,
+    delivery: Delivery::VmlinuxWithDetachedBtf,
 };
 
 impl Recipe {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use devices::pci::{ECAM_LENGTH, Ecam, PCI_PORTS_BASE, PCI_PORTS_LENGTH, PciBus, PciPorts};
 use devices::{
     Bus, BusError, CMOS_BASE, CMOS_LENGTH, COM1_BASE, COM1_IRQ, Cmos, CmosMemory, ConsoleOutput,
     I8042, I8042_BASE, I8042_LENGTH, NullDevice, RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort,
@@ -12,7 +13,7 @@ use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRang
 
 use super::control::Control;
 use super::shared::{IrqPin, Parts, Shared, Signals};
-use super::virtio::{self, VirtioConfig, VirtioError};
+use super::virtio::{self, ECAM, Transport, VirtioConfig, VirtioError};
 use super::{Devices, Machine, RunEnd};
 use crate::assist;
 use crate::boot::entry;
@@ -121,7 +122,10 @@ pub fn boot(
     let virtio = config.virtio.list();
     let places = virtio::places(virtio.len())?;
     let (command_line, added_words) = if config.add_words {
-        let announced: Vec<String> = places.iter().map(|place| place.word()).collect();
+        let announced: Vec<String> = match config.virtio.transport {
+            Transport::Mmio => places.iter().map(|place| place.word()).collect(),
+            Transport::Pci => Vec::new(),
+        };
         let interpreted = assist::needed(profile).command_line;
         assist::command_line::complete(config.command_line, interpreted, &announced)
     } else {
@@ -149,6 +153,7 @@ pub fn boot(
         cpus: config.cpus,
         pit: config.pit,
         virtio: &virtio,
+        transport: config.virtio.transport,
         serial: config.serial,
     };
     let (shared, devices) = assemble(profile, parts)?;
@@ -180,6 +185,7 @@ pub(crate) struct MachineParts<'a> {
     pub(crate) cpus: u8,
     pub(crate) pit: bool,
     pub(crate) virtio: &'a [virtio::DeviceConfig],
+    pub(crate) transport: Transport,
     pub(crate) serial: ConsoleOutput,
 }
 
@@ -209,6 +215,7 @@ pub(crate) fn assemble(
         cpus,
         pit,
         virtio,
+        transport,
         serial,
     } = parts;
     vm::furnish(&vm, ram, pit)?;
@@ -226,9 +233,20 @@ pub(crate) fn assemble(
         control: &control,
         ram,
     };
-    let virtio = virtio::Devices::new(virtio, &host, &mut mmio)?;
+    let virtio = virtio::Devices::new(virtio, transport, &host, &mut mmio)?;
+    let reset_port = Arc::new(Mutex::new(ResetPort::new(signals.clone())));
+    let pci_ports = match transport {
+        Transport::Mmio => None,
+        Transport::Pci => {
+            let bus = Arc::new(PciBus::new(virtio.functions()));
+            let ecam = Arc::new(Mutex::new(Ecam::new(bus.clone())));
+            mmio.insert("pci", ECAM, ECAM_LENGTH, ecam)?;
+            Some(Arc::new(Mutex::new(PciPorts::new(bus, reset_port.clone()))))
+        }
+    };
     let devices = Devices {
         virtio,
+        pci_ports,
         serial: Arc::new(Mutex::new(Serial::new(
             Arc::new(IrqPin {
                 vm: vm.clone(),
@@ -236,7 +254,7 @@ pub(crate) fn assemble(
             }),
             serial,
         ))),
-        reset_port: Arc::new(Mutex::new(ResetPort::new(signals.clone()))),
+        reset_port,
         cmos: Arc::new(Mutex::new(Cmos::new(
             cmos_memory(ram.size()),
             std::time::SystemTime::now,
@@ -250,7 +268,11 @@ pub(crate) fn assemble(
     // Linux writes to this port to wait for slow devices.
     pio.insert("delay", 0x80, 1, Arc::new(Mutex::new(NullDevice)))?;
     let reset_port = devices.reset_port.clone();
-    pio.insert("reset", RESET_PORT_BASE, RESET_PORT_LENGTH, reset_port)?;
+    match &devices.pci_ports {
+        None => pio.insert("reset", RESET_PORT_BASE, RESET_PORT_LENGTH, reset_port)?,
+        // The reset port is among them.
+        Some(ports) => pio.insert("pci", PCI_PORTS_BASE, PCI_PORTS_LENGTH, ports.clone())?,
+    }
     let shared = Shared::new(Parts {
         ram: ram.clone(),
         profile: profile.clone(),

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use devices::pci::PciPorts;
 use devices::{BusStats, Cmos, ConsoleOutput, ResetPort, Serial};
 use introspect::Gva;
 use introspect::x86_64::paging::AddressSpace;
@@ -35,7 +36,8 @@ pub use end::RunEnd;
 pub use handle::{EndWatch, Handle};
 pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
-    ConsoleConfig, ConsolePorts, DiskConfig, MAX_DEVICES, VirtioConfig, VirtioError, VirtioStats,
+    ConsoleConfig, ConsolePorts, DiskConfig, MAX_DEVICES, Transport, VirtioConfig, VirtioError,
+    VirtioStats,
 };
 
 use crate::trap::{ArmError, Purpose, SiteId};
@@ -46,6 +48,8 @@ pub(crate) struct Devices {
     pub(crate) serial: Arc<Mutex<Serial>>,
     pub(crate) cmos: Arc<Mutex<Cmos>>,
     pub(crate) reset_port: Arc<Mutex<ResetPort>>,
+    /// The ports of the PCI bus, if there is one.
+    pub(crate) pci_ports: Option<Arc<Mutex<PciPorts>>>,
     pub(crate) virtio: virtio::Devices,
 }
 

@@ -71,6 +71,8 @@ pub(crate) struct SavedMachine {
     pub(crate) serial: devices::SerialState,
     pub(crate) cmos: devices::CmosState,
     pub(crate) reset_port: devices::ResetPortState,
+    /// The address port of the PCI bus, if there is one.
+    pub(crate) pci_address: Option<u32>,
     pub(crate) virtio: Vec<SavedDevice>,
 }
 

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::host::HostProfile;
 use crate::host::cpuid::host_name;
-use crate::machine::virtio::{DiskConfig, SavedDevice};
+use crate::machine::virtio::{DiskConfig, SavedDevice, Transport};
 use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch, new_vm};
 use crate::memory::{GuestRam, RamError};
 use crate::vm::NameCall;
@@ -249,6 +249,10 @@ fn build(
         cpus,
         pit: saved.pit.is_some(),
         virtio: &virtio,
+        transport: match saved.pci_address {
+            Some(_) => Transport::Pci,
+            None => Transport::Mmio,
+        },
         serial,
     };
     let (shared, devices) = assemble(profile, parts)?;
@@ -285,6 +289,10 @@ fn build(
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .restore(&saved.reset_port);
+    if let (Some(ports), Some(address)) = (&devices.pci_ports, saved.pci_address) {
+        let mut ports = ports.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.set_address(address);
+    }
     devices.virtio.restore(&saved.virtio)?;
     launch(shared, devices, vcpus, watch)
 }

@@ -221,6 +221,10 @@ fn collect(
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .state(),
+        pci_address: devices.pci_ports.as_ref().map(|ports| {
+            let ports = ports.lock().unwrap_or_else(PoisonError::into_inner);
+            ports.address()
+        }),
         virtio: devices.virtio.save(),
     })
 }

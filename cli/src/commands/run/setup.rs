@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use probes::name::ProbePattern;
 use vmm::boot::KernelFile;
-use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
+use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, Transport, VirtioConfig};
 use vmm::snapshot::{KernelReference, PageMap, RestoredDisks};
 
-use crate::args::{self, Switch};
+use crate::args::{self, Switch, VirtioBus};
 use crate::commands::remote::report_damage;
 use crate::confinement::Confinement;
 use crate::disk::Disk;
@@ -116,7 +116,7 @@ pub fn make(
             add_words,
             protocol: args.entry.map(Into::into),
             pit: !args.no_pit,
-            virtio: virtio(args, add_words),
+            virtio: virtio(args, &kernel, add_words),
             serial,
         },
     )?;
@@ -147,11 +147,16 @@ fn disk(disk: &Disk) -> DiskConfig {
 
 /// Returns the requested virtio devices, and the default ones of a guest that is informed of them
 /// (`announced`).
-fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
+fn virtio(args: &args::Run, kernel: &GuestKernel, announced: bool) -> VirtioConfig {
     VirtioConfig {
         console: guest_ports::config(args.guest_ports),
         disks: args.disks.iter().map(disk).collect(),
         rng: args.rng.map_or(announced, |rng| rng == Switch::On),
+        transport: match args.bus {
+            Some(VirtioBus::Pci) => Transport::Pci,
+            Some(VirtioBus::Mmio) => Transport::Mmio,
+            None => kernel.transport(),
+        },
     }
 }
 

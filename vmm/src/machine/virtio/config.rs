@@ -4,19 +4,28 @@
 use std::io;
 use std::path::PathBuf;
 
-use devices::virtio::TransportStateError;
 use devices::virtio::blk::ImageError;
 use devices::virtio::console::{PortConfig, PortConfigError, Size};
+use devices::virtio::{PciStateError, TransportStateError};
 use serde::{Deserialize, Serialize};
 
 use super::layout::{MAX_DEVICES, MmioSlot};
 use crate::vm::KvmError;
 
+/// The way in which a guest finds its virtio devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// By words on the kernel's command line. It needs CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES, which
+    /// small kernels have.
+    #[default]
+    Mmio,
+    /// On a PCI bus, as distributions' kernels do. It needs CONFIG_VIRTIO_PCI.
+    Pci,
+}
+
 /// A machine's virtio devices. By default it has none.
 ///
-/// The guest's kernel finds them by words on its command line: it needs
-/// CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES. They come in the order of the fields, disks as the guest's
-/// `vda`, `vdb` and so on.
+/// They come in the order of the fields, disks as the guest's `vda`, `vdb` and so on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VirtioConfig {
     /// The console, if any.
@@ -25,6 +34,8 @@ pub struct VirtioConfig {
     pub disks: Vec<DiskConfig>,
     /// Whether there is a source of random bytes, those of the host.
     pub rng: bool,
+    /// The way in which the guest finds them.
+    pub transport: Transport,
 }
 
 /// A virtio-console: port 0, the guest's `hvc0`, and named ports, each `/dev/virtio-ports/NAME`.
@@ -136,4 +147,10 @@ pub enum VirtioError {
     /// A saved device does not fit.
     #[error(transparent)]
     State(#[from] TransportStateError),
+    /// A saved PCI function does not fit.
+    #[error(transparent)]
+    PciState(#[from] PciStateError),
+    /// A device was saved with another transport.
+    #[error("a virtio device was saved with another transport; the snapshot is damaged")]
+    Transport,
 }

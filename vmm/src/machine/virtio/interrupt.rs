@@ -8,7 +8,8 @@
 use std::io;
 use std::sync::Arc;
 
-use devices::InterruptLine;
+use devices::{InterruptLine, Message, MessageInterrupts};
+use kvm_bindings::kvm_msi;
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -40,6 +41,42 @@ pub(super) fn line(
         }),
         false => Arc::from(raise),
     })
+}
+
+/// Returns the way of message-signalled interrupts to the vCPUs.
+pub(super) fn messages(
+    vm: &Arc<VmFd>,
+    profile: &HostProfile,
+    control: &Arc<Control>,
+) -> Arc<dyn MessageInterrupts> {
+    let is_interpreted = profile.kernel_mode.is_interpreted();
+    Arc::new(Messages {
+        vm: vm.clone(),
+        urgent: is_interpreted.then(|| control.clone()),
+    })
+}
+
+/// Messages to KVM's local APICs. The call takes no longer than an event, and needs no routes.
+struct Messages {
+    vm: Arc<VmFd>,
+    /// The vCPUs that must leave the guest, as for [`Urgent`].
+    urgent: Option<Arc<Control>>,
+}
+
+impl MessageInterrupts for Messages {
+    fn send(&self, message: Message) -> io::Result<()> {
+        let sent = self.vm.signal_msi(kvm_msi {
+            address_lo: message.address as u32,
+            address_hi: (message.address >> 32) as u32,
+            data: message.data,
+            ..Default::default()
+        });
+        sent.map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+        if let Some(control) = &self.urgent {
+            control.interrupt_all();
+        }
+        Ok(())
+    }
 }
 
 /// An event that KVM turns into a pulse.

@@ -1,8 +1,11 @@
-//! The places of virtio devices: one page of device memory and one input of the I/O APIC each.
+//! The places of virtio devices: one page of device memory and one input of the I/O APIC each, or
+//! the memory of a PCI function.
 //!
 //! The pages lie in the hole below 4 GiB, far from the interrupt controllers at its end. The inputs
 //! are first those of the ISA bus that no device of this machine uses and no Linux driver claims.
 //! After them come those beyond the bus.
+
+use devices::virtio::PCI_MEMORY_LENGTH;
 
 /// The address of the first device's page.
 const FIRST: u64 = 0xe000_0000;
@@ -14,7 +17,20 @@ const INPUTS: [u8; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 2
 /// The maximum number of virtio devices of a machine.
 pub const MAX_DEVICES: usize = 16;
 
-/// The place of one device.
+/// The address of the first PCI function's memory.
+pub(crate) const PCI_WINDOW: u64 = 0xe100_0000;
+/// The end of the addresses that PCI functions may have.
+pub(crate) const PCI_WINDOW_END: u64 = 0xe800_0000;
+/// The address of the PCI bus's ECAM region.
+pub(crate) const ECAM: u64 = PCI_WINDOW_END;
+
+/// Returns the address of the memory of a machine's PCI function number `index`, from 0. `None`
+/// beyond the last.
+pub(crate) fn pci_memory(index: usize) -> Option<u64> {
+    (index < MAX_DEVICES).then(|| PCI_WINDOW + PCI_MEMORY_LENGTH * index as u64)
+}
+
+/// The place of one device with registers in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MmioSlot {
     /// The GPA of the registers.
@@ -59,7 +75,11 @@ mod tests {
         }
         const IO_APIC: u64 = 0xfec0_0000;
         assert!(places[0].address >= HOLE_START && IO_APIC < HOLE_END);
-        assert!(places[MAX_DEVICES - 1].address + PAGE <= IO_APIC);
+        assert!(places[MAX_DEVICES - 1].address + PAGE <= PCI_WINDOW);
+        let last = pci_memory(MAX_DEVICES - 1).unwrap();
+        assert!(last + PCI_MEMORY_LENGTH <= PCI_WINDOW_END);
+        const { assert!(ECAM + devices::pci::ECAM_LENGTH <= IO_APIC) };
+        const { assert!(MAX_DEVICES < devices::pci::MAX_FUNCTIONS) };
     }
 
     #[test]

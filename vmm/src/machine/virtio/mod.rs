@@ -19,16 +19,18 @@ mod worker;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use devices::pci::SharedFunction;
 use devices::virtio::blk::{Block, BlockBackend, BlockOptions, FileBackend};
 use devices::virtio::rng::{HostEntropy, Rng};
 use devices::virtio::{
-    DeviceHandle, MMIO_LENGTH, TransportState, MmioTransport, QUEUE_NOTIFY, QueueStats, VirtioDevice,
+    DeviceHandle, MMIO_LENGTH, MmioTransport, PCI_MEMORY_LENGTH, PCI_NOTIFY, PCI_NOTIFY_STEP,
+    PciState, PciTransport, QUEUE_NOTIFY, QueueStats, TransportState, VirtioDevice,
 };
 use devices::{Bus, SharedDevice};
-use kvm_ioctls::{IoEventAddress, VmFd};
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use serde::{Deserialize, Serialize};
 
-pub use config::{ConsoleConfig, DiskConfig, VirtioConfig, VirtioError};
+pub use config::{ConsoleConfig, DiskConfig, Transport, VirtioConfig, VirtioError};
 pub(crate) use config::{DeviceConfig, places};
 pub use layout::MAX_DEVICES;
 pub use ports::ConsolePorts;
@@ -39,7 +41,8 @@ use super::control::Control;
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
 use crate::vm::NameCall;
-use layout::MmioSlot;
+pub(crate) use layout::ECAM;
+use layout::{MmioSlot, pci_memory};
 use worker::{BackendEvent, DeviceEvents, Served};
 
 /// The parts that devices are made with.
@@ -56,8 +59,9 @@ pub(crate) struct Devices(Vec<Device>);
 
 struct Device {
     identity: Identity,
-    place: MmioSlot,
-    transport: Arc<Mutex<MmioTransport>>,
+    /// The GPA of the registers.
+    address: u64,
+    registers: Registers,
     handle: DeviceHandle,
     events: Arc<DeviceEvents>,
     ports: Option<ConsolePorts>,
@@ -71,11 +75,24 @@ struct Identity {
     length: Option<u64>,
 }
 
+/// A device's registers, by its transport.
+enum Registers {
+    Mmio(Arc<Mutex<MmioTransport>>),
+    Pci(Arc<Mutex<PciTransport>>),
+}
+
+/// The state of a device's registers in a snapshot.
+#[derive(Debug, Serialize, Deserialize)]
+enum SavedRegisters {
+    Mmio(TransportState),
+    Pci(PciState),
+}
+
 /// A device in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedDevice {
     identity: Identity,
-    state: TransportState,
+    state: SavedRegisters,
 }
 
 /// The counters of a virtio device.
@@ -145,20 +162,33 @@ fn whole(config: &DeviceConfig) -> DeviceConfig {
 }
 
 impl Devices {
-    /// Creates the devices and puts them on `bus`.
+    /// Creates the devices and puts their memory on `bus`.
     pub(crate) fn new(
         list: &[DeviceConfig],
+        transport: Transport,
         host: &Host<'_>,
         bus: &mut Bus,
     ) -> Result<Self, MachineError> {
         let mut devices = Vec::new();
         for (index, (config, place)) in list.iter().zip(places(list.len())?).enumerate() {
-            let device = Device::new(config, index, place, host)?;
-            let registers: SharedDevice = device.transport.clone();
-            bus.insert("virtio", place.address, MMIO_LENGTH, registers)?;
+            let device = Device::new(config, index, transport, place, host)?;
+            let (registers, length): (SharedDevice, _) = match &device.registers {
+                Registers::Mmio(registers) => (registers.clone(), MMIO_LENGTH),
+                Registers::Pci(registers) => (registers.clone(), PCI_MEMORY_LENGTH),
+            };
+            bus.insert("virtio", device.address, length, registers)?;
             devices.push(device);
         }
         Ok(Self(devices))
+    }
+
+    /// Returns the functions on the PCI bus, in their order.
+    pub(crate) fn functions(&self) -> Vec<SharedFunction> {
+        let function = |device: &Device| match &device.registers {
+            Registers::Mmio(_) => None,
+            Registers::Pci(registers) => Some(registers.clone() as SharedFunction),
+        };
+        self.0.iter().filter_map(function).collect()
     }
 
     /// Starts the thread that serves the devices, if there are any.
@@ -177,7 +207,10 @@ impl Devices {
     pub(crate) fn save(&self) -> Vec<SavedDevice> {
         let save = |device: &Device| SavedDevice {
             identity: device.identity.clone(),
-            state: device.lock().state(),
+            state: match &device.registers {
+                Registers::Mmio(registers) => SavedRegisters::Mmio(lock(registers).state()),
+                Registers::Pci(registers) => SavedRegisters::Pci(lock(registers).state()),
+            },
         };
         self.0.iter().map(save).collect()
     }
@@ -198,7 +231,15 @@ impl Devices {
                     found,
                 });
             }
-            device.lock().restore(&saved.state)?;
+            match (&device.registers, &saved.state) {
+                (Registers::Mmio(registers), SavedRegisters::Mmio(state)) => {
+                    lock(registers).restore(state)?;
+                }
+                (Registers::Pci(registers), SavedRegisters::Pci(state)) => {
+                    lock(registers).restore(state)?;
+                }
+                _ => return Err(VirtioError::Transport),
+            }
         }
         Ok(())
     }
@@ -215,7 +256,7 @@ impl Devices {
             let queues = 0..device.handle.queues();
             VirtioStats {
                 name: device.handle.name(),
-                address: device.place.address,
+                address: device.address,
                 interrupts: interrupts.raised,
                 lost_interrupts: interrupts.lost,
                 queues: queues
@@ -253,6 +294,7 @@ impl Device {
     fn new(
         config: &DeviceConfig,
         index: usize,
+        transport: Transport,
         place: MmioSlot,
         host: &Host<'_>,
     ) -> Result<Self, VirtioError> {
@@ -263,34 +305,68 @@ impl Device {
             far_end,
         } = Made::new(config, index)?;
         let events = Arc::new(DeviceEvents::new(model.queue_sizes().len(), far_end)?);
+        let address = match transport {
+            Transport::Mmio => place.address,
+            Transport::Pci => pci_memory(index).ok_or(VirtioError::TooMany { asked: index + 1 })?,
+        };
         if host.profile.ioeventfd {
-            let address = IoEventAddress::Mmio(place.address + QUEUE_NOTIFY);
-            for (queue, event) in (0u32..).zip(events.queues()) {
-                let registered = host.vm.register_ioevent(event, &address, queue);
-                registered.call("KVM_IOEVENTFD")?;
-            }
+            notify_by_events(host, transport, address, &events)?;
         }
-        let irq = u32::from(place.irq);
-        let line = interrupt::line(host.vm, host.profile, host.control, irq)?;
         let memory = host.ram.map_ref().clone();
-        let transport = MmioTransport::new(model, memory, line, events.clone());
-        let handle = transport.handle();
+        let (registers, handle) = match transport {
+            Transport::Mmio => {
+                let irq = u32::from(place.irq);
+                let line = interrupt::line(host.vm, host.profile, host.control, irq)?;
+                let registers = MmioTransport::new(model, memory, line, events.clone());
+                let handle = registers.handle();
+                (Registers::Mmio(Arc::new(Mutex::new(registers))), handle)
+            }
+            Transport::Pci => {
+                let messages = interrupt::messages(host.vm, host.profile, host.control);
+                let notifier = events.clone();
+                let registers = PciTransport::new(model, memory, address, messages, notifier);
+                let handle = registers.handle();
+                (Registers::Pci(Arc::new(Mutex::new(registers))), handle)
+            }
+        };
         Ok(Self {
             identity: Identity {
                 config: whole(config),
                 length,
             },
-            place,
-            transport: Arc::new(Mutex::new(transport)),
+            address,
+            registers,
             handle,
             events,
             ports,
         })
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, MmioTransport> {
-        self.transport
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+/// Makes KVM turn the guest's notifications of a device at `address` into events.
+fn notify_by_events(
+    host: &Host<'_>,
+    transport: Transport,
+    address: u64,
+    events: &DeviceEvents,
+) -> Result<(), VirtioError> {
+    for (queue, event) in (0u32..).zip(events.queues()) {
+        let registered = match transport {
+            Transport::Mmio => {
+                let register = IoEventAddress::Mmio(address + QUEUE_NOTIFY);
+                host.vm.register_ioevent(event, &register, queue)
+            }
+            Transport::Pci => {
+                let register = address + PCI_NOTIFY + PCI_NOTIFY_STEP * u64::from(queue);
+                let register = IoEventAddress::Mmio(register);
+                host.vm.register_ioevent(event, &register, NoDatamatch)
+            }
+        };
+        registered.call("KVM_IOEVENTFD")?;
     }
+    Ok(())
+}
+
+fn lock<T>(registers: &Mutex<T>) -> MutexGuard<'_, T> {
+    registers.lock().unwrap_or_else(PoisonError::into_inner)
 }
