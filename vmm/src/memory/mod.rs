@@ -6,23 +6,24 @@
 //! it too. A restored one maps the snapshot's memory file privately, so that many restores share
 //! its clean pages.
 
+mod access;
 mod page_set;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::FromRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use devices::{HostWrites, WatchedMemory};
-use introspect::{Gpa, PhysicalMemory, PhysicalReadError};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap,
-};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
 
+pub use access::PhysicalWriteError;
 pub(crate) use page_set::PageSet;
 
 /// The start of the hole for devices and APICs below 4 GiB.
@@ -77,16 +78,6 @@ pub enum RamError {
     },
 }
 
-/// An error for a range of guest-physical memory that is not RAM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("guest-physical {address}, {length} bytes: not in guest RAM")]
-pub struct PhysicalWriteError {
-    /// The first byte.
-    pub address: Gpa,
-    /// The number of bytes.
-    pub length: usize,
-}
-
 /// Guest RAM. Cloning shares it.
 #[derive(Clone, Debug)]
 pub struct GuestRam {
@@ -108,20 +99,6 @@ static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 /// The number of regions: RAM below the hole and above it.
 const REGIONS: usize = 2;
-/// The longest access in bytes that goes word by word. Longer ones are left to vm-memory, whose
-/// path to the bytes is longer.
-const SHORT_ACCESS: usize = 64;
-
-/// The size of a word in bytes.
-const WORD: usize = 8;
-
-/// A short range of RAM: its words, then its bytes.
-struct Short<'a> {
-    /// The address of the range in the host.
-    start: *const u8,
-    words: &'a [AtomicU64],
-    bytes: &'a [AtomicU8],
-}
 
 /// The place of a region in the host. It is empty if there is no region.
 #[derive(Clone, Copy, Debug, Default)]
@@ -350,161 +327,6 @@ impl GuestRam {
             }
         }
     }
-
-    /// Writes `data` at a guest-physical address.
-    ///
-    /// # Errors
-    /// If any byte of the range is not RAM. Bytes in RAM before it may have been written.
-    pub fn write_physical(&self, address: Gpa, data: &[u8]) -> Result<(), PhysicalWriteError> {
-        if let Some(short) = self.short(address, data.len()) {
-            let start = short.start;
-            let (words, bytes) = data.split_at(short.words.len() * WORD);
-            for (place, word) in short.words.iter().zip(words.as_chunks().0) {
-                place.store(u64::from_le_bytes(*word), Ordering::Relaxed);
-            }
-            for (place, byte) in short.bytes.iter().zip(bytes) {
-                place.store(*byte, Ordering::Relaxed);
-            }
-            self.wrote(start, data.len());
-            return Ok(());
-        }
-        self.map
-            .write_slice(data, GuestAddress(address.0))
-            .map_err(|_| PhysicalWriteError {
-                address,
-                length: data.len(),
-            })
-    }
-
-    /// Reads one byte.
-    ///
-    /// # Errors
-    /// If it is not RAM.
-    pub fn read_byte(&self, address: Gpa) -> Result<u8, PhysicalReadError> {
-        let mut byte = [0];
-        self.read_physical(address, &mut byte)?;
-        Ok(byte[0])
-    }
-
-    /// Returns the host address of `length` bytes of RAM that do not cross a region, for atomic
-    /// access. Writers must report their writes ([`wrote`](Self::wrote)).
-    pub(crate) fn host_address(&self, address: Gpa, length: u64) -> Option<*mut u8> {
-        self.mapped.iter().find_map(|region| {
-            let offset = address.0.checked_sub(region.start)?;
-            let inside = offset < region.length && length <= region.length - offset;
-            inside.then(|| {
-                std::ptr::with_exposed_provenance_mut::<u8>(region.host)
-                    .wrapping_add(offset as usize)
-            })
-        })
-    }
-
-    /// Returns the word at an address that is a multiple of 8, which the guest may change at any
-    /// time.
-    ///
-    /// It stays in place for as long as RAM of this [number](Self::number) lives. Writers must
-    /// report their writes ([`wrote`](Self::wrote)).
-    #[inline]
-    pub(crate) fn word(&self, address: Gpa) -> Option<&AtomicU64> {
-        if !address.0.is_multiple_of(WORD as u64) {
-            return None;
-        }
-        // Regions are whole pages, so a word does not cross the end of one.
-        let within = |region: &Mapped| {
-            let offset = address.0.wrapping_sub(region.start);
-            (offset < region.length).then(|| region.host.wrapping_add(offset as usize))
-        };
-        let [low, high] = &self.mapped;
-        let host = within(low).or_else(|| within(high))?;
-        let pointer = std::ptr::with_exposed_provenance_mut::<u64>(host);
-        // SAFETY: the pointer is into guest RAM, mapped as long as `self.map` lives, which the
-        // result borrows. It is aligned, because regions begin at pages in the guest and in the
-        // host. All access is atomic.
-        Some(unsafe { AtomicU64::from_ptr(pointer) })
-    }
-
-    /// Stores a word at an address that is a multiple of 8. Otherwise, or outside RAM, stores
-    /// nothing and returns `false`.
-    #[inline]
-    pub(crate) fn store_word(&self, address: Gpa, value: u64) -> bool {
-        let Some(word) = self.word(address) else {
-            return false;
-        };
-        word.store(value.to_le(), Ordering::Relaxed);
-        self.wrote(word.as_ptr().cast(), WORD);
-        true
-    }
-
-    /// Returns a short range of RAM, which the guest may change at any time: aligned words, then
-    /// the remaining bytes.
-    fn short(&self, address: Gpa, length: usize) -> Option<Short<'_>> {
-        if length > SHORT_ACCESS {
-            return None;
-        }
-        let pointer = self.host_address(address, length as u64)?;
-        let words: &[AtomicU64] = if pointer.addr().is_multiple_of(WORD) {
-            // SAFETY: `pointer` is aligned, and valid for at least `length` bytes as long as
-            // `self.map` lives, which the result borrows. All access is atomic.
-            unsafe { std::slice::from_raw_parts(pointer.cast(), length / WORD) }
-        } else {
-            &[]
-        };
-        let done = words.len() * WORD;
-        // SAFETY: the bytes behind the words are valid likewise. Bytes need no alignment.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(pointer.wrapping_add(done).cast::<AtomicU8>(), length - done)
-        };
-        Some(Short {
-            start: pointer,
-            words,
-            bytes,
-        })
-    }
-}
-
-impl PhysicalMemory for GuestRam {
-    fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
-        if let Some(short) = self.short(address, buf.len()) {
-            let (words, bytes) = buf.split_at_mut(short.words.len() * WORD);
-            for (word, place) in words.as_chunks_mut().0.iter_mut().zip(short.words) {
-                *word = place.load(Ordering::Relaxed).to_le_bytes();
-            }
-            for (byte, place) in bytes.iter_mut().zip(short.bytes) {
-                *byte = place.load(Ordering::Relaxed);
-            }
-            return Ok(());
-        }
-        self.map
-            .read_slice(buf, GuestAddress(address.0))
-            .map_err(|_| PhysicalReadError {
-                address,
-                length: buf.len(),
-            })
-    }
-
-    #[inline]
-    fn read_word(&self, address: Gpa) -> Result<u64, PhysicalReadError> {
-        if let Some(word) = self.word(address) {
-            return Ok(u64::from_le(word.load(Ordering::Relaxed)));
-        }
-        let mut bytes = [0; WORD];
-        self.read_physical(address, &mut bytes)?;
-        Ok(u64::from_le_bytes(bytes))
-    }
-
-    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64]> {
-        let page = Gpa(address.0 & !(PAGE_SIZE - 1));
-        let first = self.host_address(page, PAGE_SIZE)?;
-        let words = PAGE_SIZE as usize / WORD;
-        // SAFETY: the whole page is in RAM, mapped as long as `self.map` lives, which the result
-        // borrows. It is aligned, because regions begin at pages in the guest and in the host. All
-        // access is atomic.
-        Some(unsafe { std::slice::from_raw_parts(first.cast(), words) })
-    }
-
-    fn ram(&self) -> Vec<Range<u64>> {
-        layout(self.size)
-    }
 }
 
 /// Returns the host's `MemAvailable` in bytes, if it is known.
@@ -516,119 +338,4 @@ fn host_available() -> Option<u64> {
         .parse::<u64>()
         .ok()?
         .checked_mul(1024)
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn ram_goes_on_above_the_hole() {
-        let layout =
-            |size| -> Vec<(u64, u64)> { layout(size).iter().map(|r| (r.start, r.end)).collect() };
-        assert_eq!(layout(256 << 20), [(0, 256 << 20)]);
-        assert_eq!(
-            layout(4 << 30),
-            [(0, HOLE_START), (HOLE_END, HOLE_END + (1 << 30))]
-        );
-    }
-
-    #[test]
-    fn unusable_sizes_are_refused_with_their_value() {
-        for size in [0, 4096, (2 << 20) + 1, MAX_RAM + PAGE_SIZE] {
-            let error = GuestRam::new(size).unwrap_err().to_string();
-            assert!(error.contains(&size.to_string()), "{error}");
-        }
-    }
-
-    #[test]
-    fn both_sides_of_the_hole_are_memory_and_the_hole_is_not() {
-        // Only touched pages are ever allocated, so a small host suffices.
-        let ram = GuestRam::within((3 << 30) + (64 << 20), None).unwrap();
-        for address in [0, HOLE_START - 8, HOLE_END, HOLE_END + (64 << 20) - 8] {
-            ram.write_physical(Gpa(address), &address.to_le_bytes())
-                .unwrap();
-            let mut back = [0; 8];
-            ram.read_physical(Gpa(address), &mut back).unwrap();
-            assert_eq!(u64::from_le_bytes(back), address);
-        }
-        assert!(ram.write_physical(Gpa(HOLE_START), &[1]).is_err());
-        assert!(ram.read_byte(Gpa(HOLE_END + (64 << 20))).is_err());
-    }
-
-    /// Tests short and long accesses, aligned and not, also across pages and up to the last byte.
-    #[test]
-    fn every_length_and_alignment_reads_back_what_was_written() {
-        let ram = GuestRam::new(MIN_RAM).unwrap();
-        let data: Vec<u8> = (0..200).collect();
-        for length in [0, 1, 7, 8, 9, 16, 63, 64, 65, 200] {
-            for address in (PAGE_SIZE - 12..PAGE_SIZE + 12).chain([MIN_RAM - length as u64]) {
-                ram.write_physical(Gpa(address - 1), &[0xee]).unwrap();
-                ram.write_physical(Gpa(address), &data[..length]).unwrap();
-                let mut back = vec![0; length];
-                ram.read_physical(Gpa(address), &mut back).unwrap();
-                assert_eq!(back, data[..length], "{length} bytes at {address:#x}");
-                assert_eq!(ram.read_byte(Gpa(address - 1)).unwrap(), 0xee);
-            }
-            let beyond = Gpa(MIN_RAM - length as u64 + 1);
-            assert!(length == 0 || ram.write_physical(beyond, &data[..length]).is_err());
-        }
-    }
-
-    #[test]
-    fn words_are_what_bytes_are() {
-        let ram = GuestRam::new(MIN_RAM).unwrap();
-        let last = MIN_RAM - WORD as u64;
-        for address in [0, PAGE_SIZE - 8, last] {
-            assert!(ram.store_word(Gpa(address), 0x1122_3344_5566_7788));
-            assert_eq!(ram.read_byte(Gpa(address)).unwrap(), 0x88);
-            assert_eq!(ram.read_word(Gpa(address)).unwrap(), 0x1122_3344_5566_7788);
-        }
-        ram.write_physical(Gpa(0x13), &[1, 2, 3, 4, 5, 6, 7, 8])
-            .unwrap();
-        assert_eq!(ram.read_word(Gpa(0x13)).unwrap(), 0x0807_0605_0403_0201);
-        let words = ram.page_words(Gpa(PAGE_SIZE - 3)).unwrap();
-        assert_eq!(words.len(), 512);
-        assert_eq!(words[511].load(Ordering::Relaxed), 0x1122_3344_5566_7788);
-        assert!(ram.page_words(Gpa(MIN_RAM)).is_none());
-        for address in [0x13, last + 1, MIN_RAM, u64::MAX - 7] {
-            assert!(!ram.store_word(Gpa(address), 0), "{address:#x}");
-        }
-        for address in [last + 1, MIN_RAM, u64::MAX - 7] {
-            assert!(ram.read_word(Gpa(address)).is_err(), "{address:#x}");
-        }
-    }
-
-    #[test]
-    fn what_the_host_writes_is_noted_while_that_is_watched() {
-        let ram = GuestRam::new(MIN_RAM).unwrap();
-        ram.write_physical(Gpa(0), &[1]).unwrap();
-        ram.watch_writes(true);
-        ram.write_physical(Gpa(PAGE_SIZE - 1), &[1, 2]).unwrap();
-        ram.write_physical(Gpa(4 * PAGE_SIZE), &[1; 100]).unwrap();
-        ram.store_word(Gpa(6 * PAGE_SIZE), 1);
-        ram.map_ref()
-            .write_obj(1u16, GuestAddress(8 * PAGE_SIZE))
-            .unwrap();
-        let pages = |set: PageSet| -> Vec<u64> {
-            let runs = set.runs(PAGE_SIZE);
-            runs.map(|run| run.start / PAGE_SIZE).collect()
-        };
-        assert_eq!(pages(ram.take_written()), [0, 1, 4, 6, 8]);
-        ram.watch_writes(false);
-        ram.store_word(Gpa(6 * PAGE_SIZE), 1);
-        assert_eq!(pages(ram.take_written()), [0; 0]);
-    }
-
-    #[test]
-    fn a_copy_on_write_machine_leaves_its_file_alone() {
-        let mut file = tempfile::tempfile().unwrap();
-        io::Write::write_all(&mut file, &vec![7; MIN_RAM as usize]).unwrap();
-        let ram = GuestRam::copy_on_write(file.try_clone().unwrap(), MIN_RAM).unwrap();
-        ram.write_physical(Gpa(100), &[9]).unwrap();
-        assert_eq!(ram.read_byte(Gpa(100)).unwrap(), 9);
-        let other = GuestRam::copy_on_write(file, MIN_RAM).unwrap();
-        assert_eq!(other.read_byte(Gpa(100)).unwrap(), 7);
-    }
 }

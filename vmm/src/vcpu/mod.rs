@@ -4,8 +4,8 @@
 //! through [`crate::machine::control::Control`], which parks it and hands it jobs.
 //!
 //! `run` is the loop around KVM_RUN. `quick` handles the usual hit. `hit` turns other exits into
-//! traps and gets past the displaced instruction. `assisted` holds the code that only interpreting
-//! hosts need. `state` saves and restores.
+//! traps and gets past the displaced instruction, which `step` does where it cannot be emulated.
+//! `assisted` holds the code that only interpreting hosts need. `state` saves and restores.
 //!
 //! Below them, `exit` and `system` read the data that KVM left in the shared page. `environment` is
 //! the emulator's view of the vCPU. `debug` requests breakpoints and steps. `kick` makes the thread
@@ -23,6 +23,7 @@ pub(crate) mod quick;
 pub(crate) mod recorded;
 mod run;
 pub(crate) mod state;
+mod step;
 mod stopped;
 pub(crate) mod system;
 

@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 use kvm_bindings::{KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::VcpuExit;
 
-use super::hit::{Usual, is_step};
+use super::hit::Usual;
 use super::kick::Kick;
+use super::step::is_step;
 use super::system::System;
 use super::{Vcpu, VcpuRegisters, in_user_mode};
 use crate::exit;
