@@ -1,6 +1,7 @@
 //! Builds, or finds, the two kernels and prints where they are: `build_kernels [small|rich]...`.
 
-use guest::{Cache, Terminal, kernel};
+use guest::build::kernel;
+use guest::{Cache, Terminal};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cache = Cache::open()?;

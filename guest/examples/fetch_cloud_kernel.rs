@@ -1,7 +1,8 @@
 //! Fetches, or finds, Debian's cloud kernel and prints where it is: `fetch_cloud_kernel [VERSION]`,
 //! such as 6.12.
 
-use guest::{Cache, Terminal, debian};
+use guest::build::debian;
+use guest::{Cache, Terminal};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let version = std::env::args().nth(1);

@@ -52,21 +52,6 @@ pub fn short(hash: Sha256) -> String {
     bytes.iter().take(6).map(|b| format!("{b:02x}")).collect()
 }
 
-#[cfg(feature = "build")]
-/// Returns [`short`] of sources, by name and text, and of the flags of their compiler.
-pub(crate) fn made_from<'a>(
-    sources: impl IntoIterator<Item = &'a (&'a str, &'a str)>,
-    flags: &[&str],
-) -> String {
-    let mut hash = Sha256::new();
-    for part in sources.into_iter().flat_map(|(name, text)| [name, text]) {
-        hash.update(part);
-        hash.update([0]);
-    }
-    hash.update(flags.join(" "));
-    short(hash)
-}
-
 /// The cache directory.
 #[derive(Debug, Clone)]
 pub struct Cache {

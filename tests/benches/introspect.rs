@@ -12,7 +12,8 @@ use std::fs;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use guest::{Terminal, debian};
+use guest::Terminal;
+use guest::build::debian;
 use introspect::PausedMemory;
 use introspect::kernel::cached::DecodedKernel;
 use introspect::kernel::image::KernelImage;

@@ -18,7 +18,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use guest::{Terminal, initramfs};
+use guest::Terminal;
+use guest::build::initramfs;
 use introspect::Gpa;
 use support::command::World;
 use support::linux::BootOptions;
@@ -135,7 +136,7 @@ fn cold_boot(
         &BootOptions {
             kernel: support::Kernel::small(),
             initramfs: Some(&initramfs),
-            command_line: &guest::kernel::cmdline(),
+            command_line: &guest::build::kernel::cmdline(),
             cpus: 1,
             protocol: None,
             virtio,

@@ -36,7 +36,7 @@ impl Kernel {
             return given;
         }
         SMALL.get_or_init(|| {
-            let built = guest::kernel::small(&cache(), &Terminal::new());
+            let built = guest::build::kernel::small(&cache(), &Terminal::new());
             Self::open(
                 built
                     .unwrap_or_else(|e| panic!("the small kernel: {e}"))
@@ -56,7 +56,7 @@ impl Kernel {
             return given;
         }
         RICH.get_or_init(|| {
-            let built = guest::kernel::rich(&cache(), &Terminal::new());
+            let built = guest::build::kernel::rich(&cache(), &Terminal::new());
             Self::open(
                 built
                     .unwrap_or_else(|e| panic!("the rich kernel: {e}"))

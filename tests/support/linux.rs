@@ -25,7 +25,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Returns the command line of a guest with a shell.
 pub(crate) fn command_line() -> String {
-    let own = guest::kernel::cmdline();
+    let own = guest::build::kernel::cmdline();
     match Kernel::given() {
         // Debian's kernels since 6.12 let only a tracer write to a program's text by /proc/PID/mem.
         Some(_) => format!("{own} proc_mem.force_override=always"),

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use guest::initramfs::ExtraFile;
+use guest::build::initramfs::ExtraFile;
 
 use crate::crowd;
 use crate::host::Host;

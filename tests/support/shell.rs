@@ -14,8 +14,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use guest::initramfs::ExtraFile;
-use guest::{Terminal, dynamic, initramfs};
+use guest::Terminal;
+use guest::build::dynamic;
+use guest::build::initramfs::{self, ExtraFile};
 use introspect::Gpa;
 use vmm::machine::VirtioConfig;
 use vmm::snapshot::{self, FORMAT_VERSION, NewFolder, RestoredDisks, SnapshotInfo, Stage};

@@ -9,8 +9,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use guest::initramfs::ExtraFile;
-use guest::{Terminal, debian};
+use guest::Terminal;
+use guest::build::debian;
+use guest::build::initramfs::ExtraFile;
 
 use crate::data;
 use crate::host::{Host, cache};

@@ -9,8 +9,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use guest::Terminal;
-use guest::initramfs::ExtraFile;
-use guest::programs::{self, Programs};
+use guest::build::initramfs::ExtraFile;
+use guest::build::programs::{self, Programs};
 use object::{Object, ObjectSymbol};
 use vmm::machine::{DiskConfig, VirtioConfig};
 

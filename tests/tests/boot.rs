@@ -37,7 +37,7 @@ fn two_vcpus_boot_work_and_are_traced() {
     let options = BootOptions {
         kernel: Kernel::small(),
         initramfs: Some(&initramfs),
-        command_line: &format!("nokaslr {}", guest::kernel::cmdline()),
+        command_line: &format!("nokaslr {}", guest::build::kernel::cmdline()),
         cpus: 2,
         protocol: None,
         virtio: Default::default(),

@@ -12,7 +12,7 @@ fn a_kernel_panic_is_told_with_registers_and_the_place() {
     let _ = host!();
     let world = World::new();
     let mut line = words("run --memory 64M --serial null --cmdline");
-    line.extend([guest::kernel::cmdline().into(), "--kernel".into()]);
+    line.extend([guest::build::kernel::cmdline().into(), "--kernel".into()]);
     line.push(Kernel::small().path.clone().into());
     // Without an initramfs there is no root file system to be found.
     let ended = world.run(line, BOOT_LIMIT);

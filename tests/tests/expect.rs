@@ -369,7 +369,7 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
     let mut line: Vec<OsString> = words.map(Into::into).into();
     // The kernel waits before it makes the root file system's device: on a fast host it would be
     // past it when the trace begins.
-    let command_line = format!("{} rootdelay=3", guest::kernel::cmdline());
+    let command_line = format!("{} rootdelay=3", guest::build::kernel::cmdline());
     line.extend([command_line.into(), "--kernel".into()]);
     line.push(Kernel::small().path.clone().into());
     // Without an initramfs there is no root file system to be found.

@@ -36,7 +36,7 @@ fn nameless(world: &World) -> PathBuf {
 
 fn too_many_words() -> String {
     let words: Vec<String> = (0..WORDS).map(|number| format!("word{number}")).collect();
-    format!("{} {}", guest::kernel::cmdline(), words.join(" "))
+    format!("{} {}", guest::build::kernel::cmdline(), words.join(" "))
 }
 
 fn run(world: &World, kernel: &Path, more: &str) -> Ended {

@@ -513,7 +513,7 @@ fn switches_of_two_cpus_are_those_that_the_guest_counts() {
         &BootOptions {
             kernel: Kernel::small(),
             initramfs: Some(&full_initramfs()),
-            command_line: &guest::kernel::cmdline(),
+            command_line: &guest::build::kernel::cmdline(),
             cpus: 2,
             protocol: None,
             virtio: Default::default(),

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
 
-use guest::{Terminal, debian};
+use guest::Terminal;
+use guest::build::debian;
 use introspect::kernel::btf::Btf;
 use introspect::kernel::image::KernelImage;
 use introspect::kernel::jump_label::JumpLabelLayout;

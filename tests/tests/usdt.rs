@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bt::library::SCRIPTS;
-use guest::initramfs::ExtraFile;
+use guest::build::initramfs::ExtraFile;
 use probes::engine::{Capture, Engine, Filter, RingSize, Session, StringArgument};
 use probes::event::{Event, MAX_STATIC_ARGUMENTS};
 use probes::probe::{Probe, Target};
@@ -410,7 +410,7 @@ fn the_probes_of_a_library_as_it_is_shipped_and_of_our_macros_fire() {
         &BootOptions {
             kernel: Kernel::small(),
             initramfs: Some(&shell::full_initramfs_with(libraries.collect())),
-            command_line: &guest::kernel::cmdline(),
+            command_line: &guest::build::kernel::cmdline(),
             cpus: 1,
             protocol: None,
             virtio: Default::default(),

@@ -239,7 +239,7 @@ fn calls_on_two_cpus_are_all_seen() {
         &support::linux::BootOptions {
             kernel: Kernel::small(),
             initramfs: Some(&shell::full_initramfs()),
-            command_line: &guest::kernel::cmdline(),
+            command_line: &guest::build::kernel::cmdline(),
             cpus: 2,
             protocol: None,
             virtio: Default::default(),

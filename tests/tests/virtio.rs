@@ -86,7 +86,7 @@ fn boot(host: &Host, images: &Images) -> Shell {
         &BootOptions {
             kernel: images.kernel(),
             initramfs: Some(&full_initramfs()),
-            command_line: &guest::kernel::cmdline(),
+            command_line: &guest::build::kernel::cmdline(),
             cpus: 1,
             protocol: None,
             virtio: images.config(),

@@ -4,8 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use ::guest::debian::{self, Flavour};
-use ::guest::{Cache, Terminal, initramfs, kernel, micro};
+use ::guest::build::debian::{self, Flavour};
+use ::guest::build::{initramfs, kernel};
+use ::guest::{Cache, Terminal, micro};
 
 use crate::args::{Guest, GuestKind};
 use crate::report::{Failure, ToOutput};

@@ -21,7 +21,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use guest::debian::{self, DebianKernel, Flavour};
+use guest::build::debian::{self, DebianKernel, Flavour};
 use guest::{Cache, Terminal};
 use introspect::kernel::image::KernelImage;
 use vmm::boot::KernelFile;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use guest::command::{self, CommandError};
+use guest::build::command::{self, CommandError};
 use guest::{CacheError, Progress, failed};
 
 /// The mirror if this machine's sources name none.

@@ -7,7 +7,8 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use guest::{Cache, CacheError, CommandError, Progress, command, failed, short};
+use guest::build::{CommandError, command};
+use guest::{Cache, CacheError, Progress, failed, short};
 use sha2::{Digest, Sha256};
 
 use crate::tree::{Tree, TreeError};

@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use guest::{Cache, MakeError, Progress, command, failed, packages, short};
+use guest::build::{MakeError, command, packages};
+use guest::{Cache, Progress, failed, short};
 use rustix::fs::statvfs;
 use sha2::{Digest, Sha256};
 

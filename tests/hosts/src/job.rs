@@ -5,10 +5,8 @@ use std::io::IsTerminal;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use guest::{
-    Cache, CacheError, MakeError, PackageError, Progress, Terminal, dynamic, failed, initramfs,
-    kernel, micro, packages, programs,
-};
+use guest::build::{MakeError, PackageError, dynamic, initramfs, kernel, packages, programs};
+use guest::{Cache, CacheError, Progress, Terminal, failed, micro};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::{NamedTempFile, TempDir};
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::ValueEnum;
-use guest::kernel::{Delivery, Recipe as KernelRecipe};
+use guest::build::kernel::{Delivery, Recipe as KernelRecipe};
 
 use crate::emulator::Recipe;
 

@@ -10,7 +10,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use guest::{CacheError, CommandError, command, failed, short};
+use guest::build::{CommandError, command};
+use guest::{CacheError, failed, short};
 use sha2::{Digest, Sha256};
 
 /// Directories that exist and are empty.

@@ -19,7 +19,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use guest::{Terminal, debian};
+use guest::Terminal;
+use guest::build::debian;
 use introspect::kernel::image::KernelImage;
 use vmm::boot::KernelFile;
 
@@ -81,7 +82,7 @@ impl OtherKernel {
     /// # Panics
     /// If it cannot be built or read.
     pub fn small() -> Self {
-        let built = guest::kernel::small(&cache(), &Terminal::new());
+        let built = guest::build::kernel::small(&cache(), &Terminal::new());
         let built = heard("the small kernel", built);
         Self::open("small".to_owned(), &built.vmlinux())
     }

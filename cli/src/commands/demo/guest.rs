@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::guest::{Cache, Progress, Terminal, debian, initramfs, kernel};
+use ::guest::build::{debian, initramfs, kernel};
+use ::guest::{Cache, Progress, Terminal};
 use vmm::boot::KernelFile;
 use vmm::machine::MachineConfig;
 use vmm::snapshot::{self, FORMAT_VERSION, PageMap, RestoredDisks};

@@ -6,31 +6,31 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::build::compile::Batch;
+use crate::build::make_error::MakeError;
 use crate::cache::Cache;
-use crate::compile::Batch;
-use crate::make_error::MakeError;
 use crate::progress::Progress;
 
 /// The header that all sources include.
-const HEADER: (&str, &str) = ("guest.h", include_str!("../programs/guest.h"));
+const HEADER: (&str, &str) = ("guest.h", include_str!("../../programs/guest.h"));
 
 /// The name and source of each program.
 const SOURCES: [(&str, &str); 15] = [
-    ("alarms", include_str!("../programs/alarms.c")),
-    ("cat", include_str!("../programs/cat.c")),
-    ("deadline", include_str!("../programs/deadline.c")),
-    ("forks", include_str!("../programs/forks.c")),
-    ("fsload", include_str!("../programs/fsload.c")),
-    ("init", include_str!("../programs/init.c")),
-    ("insmod", include_str!("../programs/insmod.c")),
-    ("moves", include_str!("../programs/moves.c")),
-    ("queues", include_str!("../programs/queues.c")),
-    ("scatter", include_str!("../programs/scatter.c")),
-    ("selfmod", include_str!("../programs/selfmod.c")),
-    ("sh", include_str!("../programs/sh.c")),
-    ("spin", include_str!("../programs/spin.c")),
-    ("syscount", include_str!("../programs/syscount.c")),
-    ("twins", include_str!("../programs/twins.c")),
+    ("alarms", include_str!("../../programs/alarms.c")),
+    ("cat", include_str!("../../programs/cat.c")),
+    ("deadline", include_str!("../../programs/deadline.c")),
+    ("forks", include_str!("../../programs/forks.c")),
+    ("fsload", include_str!("../../programs/fsload.c")),
+    ("init", include_str!("../../programs/init.c")),
+    ("insmod", include_str!("../../programs/insmod.c")),
+    ("moves", include_str!("../../programs/moves.c")),
+    ("queues", include_str!("../../programs/queues.c")),
+    ("scatter", include_str!("../../programs/scatter.c")),
+    ("selfmod", include_str!("../../programs/selfmod.c")),
+    ("sh", include_str!("../../programs/sh.c")),
+    ("spin", include_str!("../../programs/spin.c")),
+    ("syscount", include_str!("../../programs/syscount.c")),
+    ("twins", include_str!("../../programs/twins.c")),
 ];
 
 /// The flags of gcc: no library, no code that a guest's CPU or an interpreting host may lack, one

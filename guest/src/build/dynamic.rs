@@ -1,26 +1,26 @@
 //! Guest programs that are linked with the C library, and the library itself: Debian's, from the
 //! machine that builds them.
 //!
-//! The caller puts [`files`] into an initramfs. Unlike the small programs ([`crate::programs`])
+//! The caller puts [`files`] into an initramfs. Unlike the small programs ([`crate::build::programs`])
 //! these are like users' programs: position-independent, loaded by ld.so, without frame pointers,
 //! unwound by `.eh_frame`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::build::compile::Batch;
+use crate::build::cpio::ExtraFile;
+use crate::build::make_error::MakeError;
 use crate::cache::{Cache, failed};
-use crate::compile::Batch;
-use crate::cpio::ExtraFile;
-use crate::make_error::MakeError;
 use crate::progress::Progress;
 
 /// The name and source of each program.
 const SOURCES: [(&str, &str); 5] = [
-    ("workers", include_str!("../programs/dynamic/workers.c")),
-    ("allocs", include_str!("../programs/dynamic/allocs.c")),
-    ("statics", include_str!("../programs/dynamic/statics.c")),
-    ("throws", include_str!("../programs/dynamic/throws.c")),
-    ("states", include_str!("../programs/dynamic/states.c")),
+    ("workers", include_str!("../../programs/dynamic/workers.c")),
+    ("allocs", include_str!("../../programs/dynamic/allocs.c")),
+    ("statics", include_str!("../../programs/dynamic/statics.c")),
+    ("throws", include_str!("../../programs/dynamic/throws.c")),
+    ("states", include_str!("../../programs/dynamic/states.c")),
 ];
 /// The flags of gcc: as Debian's packages are built, symbols kept.
 const FLAGS: [&str; 6] = [

@@ -21,9 +21,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::build::make_error::MakeError;
+use crate::build::packages;
 use crate::cache::{Cache, short};
-use crate::make_error::MakeError;
-use crate::packages;
 use crate::progress::Progress;
 
 /// The version of the build steps, counted up with changes that the configuration does not show;
@@ -49,9 +49,9 @@ const PACKAGES: [&str; 14] = [
     "kmod",
 ];
 
-const SMALL_CONFIG: &str = include_str!("../../config/small.config");
-const RICH_CONFIG: &str = include_str!("../../config/rich.config");
-const PC_CONFIG: &str = include_str!("../../config/pc.config");
+const SMALL_CONFIG: &str = include_str!("../../../config/small.config");
+const RICH_CONFIG: &str = include_str!("../../../config/rich.config");
+const PC_CONFIG: &str = include_str!("../../../config/pc.config");
 
 /// A kernel could not be built.
 #[derive(Debug, thiserror::Error)]

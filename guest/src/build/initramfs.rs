@@ -12,14 +12,14 @@
 use std::fs;
 use std::path::PathBuf;
 
+pub use crate::build::cpio::ExtraFile;
+use crate::build::cpio::{Archive, ArchiveError, Node};
+use crate::build::debian::{self, DebianError};
+use crate::build::dynamic;
+use crate::build::make_error::MakeError;
+use crate::build::packages;
+use crate::build::programs::{self, Programs};
 use crate::cache::{Cache, CacheError, failed};
-pub use crate::cpio::ExtraFile;
-use crate::cpio::{Archive, ArchiveError, Node};
-use crate::debian::{self, DebianError};
-use crate::dynamic;
-use crate::make_error::MakeError;
-use crate::packages;
-use crate::programs::{self, Programs};
 use crate::progress::Progress;
 
 /// An initramfs could not be made.

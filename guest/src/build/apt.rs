@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::command::{self, CommandError};
+use crate::build::command::{self, CommandError};
 use crate::progress::Progress;
 
 /// The start of apt's line about a lock that another process holds.

@@ -9,10 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::apt;
-use crate::archive::{Archive, ArchiveError, SuiteError};
+use crate::build::apt;
+use crate::build::archive::{Archive, ArchiveError, SuiteError};
+use crate::build::command::{self, CommandError};
 use crate::cache::{Cache, CacheError, Lock, failed};
-use crate::command::{self, CommandError};
 use crate::progress::Progress;
 
 /// The file in the cache that holds the name of the package that was current.

@@ -8,9 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::apt;
+use crate::build::apt;
+use crate::build::command::CommandError;
 use crate::cache::{Cache, CacheError, Lock, failed};
-use crate::command::CommandError;
 use crate::progress::Progress;
 
 /// The mirror of Debian if the machine's apt names none.

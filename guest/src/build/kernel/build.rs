@@ -6,8 +6,8 @@ use std::process::Command;
 
 use super::config::{Options, unmet};
 use super::{BuildError, Delivery, Recipe, SOURCE_PACKAGE};
+use crate::build::command;
 use crate::cache::failed;
-use crate::command;
 use crate::progress::Progress;
 
 /// The path of the archive in Debian's package.

@@ -5,8 +5,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::apt;
-use crate::command::CommandError;
+use crate::build::apt;
+use crate::build::command::CommandError;
 use crate::progress::Progress;
 
 /// Packages are missing and could not be installed.

@@ -7,10 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cache::{Cache, CacheError, failed, made_from};
-use crate::command;
-use crate::make_error::MakeError;
-use crate::packages;
+use sha2::{Digest, Sha256};
+
+use crate::build::command;
+use crate::build::make_error::MakeError;
+use crate::build::packages;
+use crate::cache::{Cache, CacheError, failed, short};
 use crate::progress::Progress;
 
 /// Programs that are compiled together.
@@ -80,4 +82,18 @@ impl Batch {
 
 fn write(path: &Path, text: &str) -> Result<(), CacheError> {
     fs::write(path, text).map_err(failed("write", path))
+}
+
+/// Returns [`short`] of sources, by name and text, and of the flags of their compiler.
+fn made_from<'a>(
+    sources: impl IntoIterator<Item = &'a (&'a str, &'a str)>,
+    flags: &[&str],
+) -> String {
+    let mut hash = Sha256::new();
+    for part in sources.into_iter().flat_map(|(name, text)| [name, text]) {
+        hash.update(part);
+        hash.update([0]);
+    }
+    hash.update(flags.join(" "));
+    short(hash)
 }

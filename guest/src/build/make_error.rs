@@ -1,9 +1,9 @@
 //! The errors of everything that is made and kept: the cache, Debian's packages, the programs that
 //! are run.
 
+use crate::build::command::CommandError;
+use crate::build::packages::PackageError;
 use crate::cache::CacheError;
-use crate::command::CommandError;
-use crate::packages::PackageError;
 
 /// A cache entry could not be made.
 #[derive(Debug, thiserror::Error)]
