@@ -63,13 +63,13 @@ pub(crate) struct ProbeTexts {
     pub(crate) function: Arc<[u8]>,
 }
 
-/// The way in which a rule ended.
+/// The outcome of a rule for a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum RuleOutcome {
     /// The rule's predicate was false.
     Filtered,
-    /// The rule ran.
-    HitOutcome,
+    /// The rule was executed, to its end or to a limit.
+    Executed,
 }
 
 /// Runs a rule once.
@@ -78,7 +78,7 @@ pub(crate) fn run(
     shared: &Shared,
     context: &dyn Context,
     probe: &ProbeTexts,
-) -> Ended {
+) -> RuleOutcome {
     let mut machine = Machine {
         shared,
         context,
@@ -91,17 +91,17 @@ pub(crate) fn run(
     let mut at = 0;
     for _ in 0..MOST_OPERATIONS {
         let Some(operation) = code.operations.get(at) else {
-            return Ended::HitOutcome;
+            return RuleOutcome::Executed;
         };
         match machine.step(operation) {
             Next::Follows => at += 1,
             Next::At(to) => at = to,
-            Next::End => return Ended::HitOutcome,
-            Next::Filtered => return Ended::Filtered,
+            Next::End => return RuleOutcome::Executed,
+            Next::Filtered => return RuleOutcome::Filtered,
         }
     }
     machine.endless();
-    Ended::HitOutcome
+    RuleOutcome::Executed
 }
 
 /// The next operation.

@@ -21,7 +21,7 @@ use crate::context::{AtHit, Clock};
 use crate::program::Code;
 use crate::record;
 use crate::render::Output;
-use crate::run::{Ended, ProbeTexts, Shared, run};
+use crate::run::{ProbeTexts, RuleOutcome, Shared, run};
 use crate::value::Value;
 pub use prepared::{Finder, NotFound, Prepared, StartError};
 
@@ -45,7 +45,7 @@ impl Program for ScriptProgram {
             if self.shared.exited.load(Ordering::Relaxed) {
                 return ran;
             }
-            if run(code, &self.shared, &context, &self.texts) == Ended::HitOutcome {
+            if run(code, &self.shared, &context, &self.texts) == RuleOutcome::Executed {
                 ran = HitOutcome::Accepted;
             }
             // Only the hits that were running at exit() come here: later ones wake nobody.
