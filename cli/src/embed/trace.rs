@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use probes::engine::{LONGEST_WAIT, Waiter};
+use probes::engine::Waiter;
 use probes::event::Event;
 
 use crate::protocol::trace::Request;
@@ -58,7 +58,10 @@ pub(super) fn wait_until(waiter: &Waiter, deadline: Option<Instant>) -> bool {
     if left == Some(Duration::ZERO) {
         return false;
     }
-    let _ = waiter.wait(None, left.unwrap_or(LONGEST_WAIT));
+    let _ = match left {
+        Some(left) => waiter.wait_at_most(left, None),
+        None => waiter.wait(None),
+    };
     true
 }
 

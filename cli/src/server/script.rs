@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use probes::engine::{LONGEST_WAIT, WatchedStream, Woken};
+use probes::engine::{WatchedStream, Woken};
 
 use crate::protocol::end::MachineEnd;
 use crate::protocol::error::RequestError;
@@ -74,7 +74,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
     write_output(&mut first, &rendered)?;
     let mut failed = outbox.put(first).is_err();
     let waiter = job.waiter();
-    let wait = || waiter.wait(Some(WatchedStream::until_closed(&stream)), LONGEST_WAIT);
+    let wait = || waiter.wait(Some(WatchedStream::until_closed(&stream)));
     while !(failed || job.has_exited() || wait() == Woken::Stream || vm.has_ended()) {
         // A slow client loses output and delays nobody.
         let room = outbox.has_room();

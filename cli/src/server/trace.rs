@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::engine::{LONGEST_WAIT, WatchedStream, Woken};
+use probes::engine::{WatchedStream, Woken};
 use serde::Serialize;
 
 use crate::guest_kernel::symbolize;
@@ -54,7 +54,7 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, stream: UnixStream) -> io::Result<
     let mut known = tracing.traced().len();
     let (mut ended, mut failed) = (false, false);
     while !ended && !failed {
-        let woken = waiter.wait(Some(WatchedStream::until_closed(&stream)), LONGEST_WAIT);
+        let woken = waiter.wait(Some(WatchedStream::until_closed(&stream)));
         ended = woken == Woken::Stream || vm.has_ended();
         tracing.take_up_files(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };

@@ -13,8 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use probes::engine::{
-    Capture, Engine, EngineStats, LONGEST_WAIT, NewFiles, ProbeStats, RingSize, SessionStats,
-    Waiter,
+    Capture, Engine, EngineStats, NewFiles, ProbeStats, RingSize, SessionStats, Waiter,
 };
 use probes::event::{Event, EventKind, MAX_STATIC_ARGUMENTS};
 use probes::kernel_view::KernelView;
@@ -374,7 +373,7 @@ impl Drop for Stopper {
 impl Stop {
     /// Waits until there may be something to drain. Returns whether the thread is to end.
     pub fn wait(&self) -> bool {
-        let _ = self.waiter.wait(None, LONGEST_WAIT);
+        let _ = self.waiter.wait(None);
         self.stopped.load(Ordering::SeqCst)
     }
 }

@@ -89,12 +89,16 @@ impl Waiter {
     }
 
     /// Waits until there may be something to do: records to drain, a file to
-    /// [look at](super::NewFiles), the machine's end, or a call of [`wake`](Self::wake). Waits at
-    /// most `limit`, and never longer than [`LONGEST_WAIT`]. Records that follow each other quickly
-    /// are waited for together.
+    /// [look at](super::NewFiles), the machine's end, or a call of [`wake`](Self::wake). Never waits
+    /// longer than [`LONGEST_WAIT`]. Records that follow each other quickly are waited for together.
     ///
     /// `client` is a stream that ends the wait, too.
-    pub fn wait(&self, client: Option<WatchedStream<'_>>, limit: Duration) -> Woken {
+    pub fn wait(&self, client: Option<WatchedStream<'_>>) -> Woken {
+        self.wait_at_most(LONGEST_WAIT, client)
+    }
+
+    /// Waits as [`wait`](Self::wait) does, for no longer than `limit`.
+    pub fn wait_at_most(&self, limit: Duration, client: Option<WatchedStream<'_>>) -> Woken {
         let SessionShared {
             rings, doorbell, ..
         } = &*self.shared;

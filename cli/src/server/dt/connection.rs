@@ -153,7 +153,7 @@ fn wait_for_event(
 ) -> Result<(), Refused> {
     let limit = match waiter {
         Some(waiter) => {
-            let _ = waiter.wait(Some(WatchedStream::until_request(stream)), LONGEST_WAIT);
+            let _ = waiter.wait(Some(WatchedStream::until_request(stream)));
             Duration::ZERO
         }
         None => LONGEST_WAIT,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use probes::clock::Clock;
-use probes::engine::{LONGEST_WAIT, Session, Waiter};
+use probes::engine::{Session, Waiter};
 
 use super::record::{RECORD_BYTES, Record};
 use crate::port::EventLog;
@@ -139,7 +139,7 @@ impl Shared {
 
     fn run(&self) {
         while self.lock().as_mut().map(Recording::drain).is_some() {
-            let _ = self.waiter.wait(None, LONGEST_WAIT);
+            let _ = self.waiter.wait(None);
         }
     }
 }

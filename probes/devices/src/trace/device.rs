@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use probes::engine::{Engine, Filter, LONGEST_WAIT, RingSize, Session, Waiter};
+use probes::engine::{Engine, Filter, RingSize, Session, Waiter};
 use probes::probe::Moment;
 use probes::provider::kprobe;
 
@@ -387,7 +387,7 @@ fn disarm(trace: &mut Trace, session: &mut Session) {
 /// Drains until the device stops, is started again or is dropped.
 fn keep_gathering(device: &Weak<Inner>, started: u64, waiter: &Waiter) {
     loop {
-        let _ = waiter.wait(None, LONGEST_WAIT);
+        let _ = waiter.wait(None);
         let Some(device) = device.upgrade() else {
             return;
         };
