@@ -29,7 +29,10 @@ fn main() {
             "a small Linux kernel (4 minutes on two cores)",
         ),
         ("kernel-rich-", "a Linux kernel with modules (10 minutes)"),
-        ("kernel-pc-", "a small Linux kernel with a PCI bus (5 minutes)"),
+        (
+            "kernel-pc-",
+            "a small Linux kernel with a PCI bus (5 minutes)",
+        ),
     ]
     .into_iter()
     .filter_map(|(prefix, what)| (!has(prefix)).then_some(what))

@@ -5,6 +5,7 @@
 //! functions (alternatives, ftrace), which it does before it starts its scheduler. A guest other
 //! than Linux is at its link address.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::image_tables::ImageTables;
@@ -42,6 +43,14 @@ pub struct GuestKernel {
     pub reference: KernelReference,
     known: ImageTables,
     panic_finder: Option<PanicFinder>,
+}
+
+impl fmt::Debug for GuestKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuestKernel")
+            .field("reference", &self.reference)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A kernel file cannot be used.

@@ -3,6 +3,7 @@
 //!
 //! From [`StopSignals::watch`] on the first of these signals no longer kills the process.
 
+use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -31,6 +32,12 @@ pub struct StopSignals {
     state: Arc<Mutex<State>>,
     handle: Handle,
     thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for StopSignals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StopSignals").finish_non_exhaustive()
+    }
 }
 
 impl StopSignals {

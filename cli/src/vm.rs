@@ -1,6 +1,7 @@
 //! A running machine, shared by the threads that serve it: the command's own, the control socket's,
 //! the trace's.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -65,6 +66,15 @@ pub struct Vm {
     pub(crate) devices: TraceDevices,
 }
 
+impl fmt::Debug for Vm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vm")
+            .field("name", &self.name)
+            .field("command_line", &self.command_line)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The devices trace(3) and ptrace(3) of a machine.
 #[derive(Default)]
 pub struct TraceDevices {
@@ -73,6 +83,7 @@ pub struct TraceDevices {
 }
 
 /// A VM and the view of its running kernel: the guest as providers and scripts see it.
+#[derive(Debug)]
 pub struct TraceableVm<'v> {
     vm: &'v Vm,
     view: &'v KernelView,
@@ -108,6 +119,7 @@ pub enum GuestError {
 }
 
 /// The result of waiting for a booting guest.
+#[derive(Debug)]
 pub enum Located {
     /// The kernel was found.
     Kernel(Box<KernelView>),

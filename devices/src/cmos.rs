@@ -9,6 +9,7 @@
 
 mod date;
 
+use std::fmt;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -108,6 +109,14 @@ pub struct Cmos {
     clock: Box<dyn WallClock>,
     index: u8,
     ram: [u8; RAM_LENGTH],
+}
+
+impl fmt::Debug for Cmos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cmos")
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Cmos {

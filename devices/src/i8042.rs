@@ -7,6 +7,7 @@
 //! buffer that never drains (`i8042_flush` in Linux). Otherwise it would wait half a second for
 //! each answer to its commands.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::bus::BusDevice;
@@ -31,6 +32,12 @@ const RESET_LINE: u8 = 0x01;
 /// The device at ports 0x60 and 0x64. It is stateless, so a snapshot saves nothing.
 pub struct I8042 {
     signals: Arc<dyn MachineSignals>,
+}
+
+impl fmt::Debug for I8042 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("I8042").finish_non_exhaustive()
+    }
 }
 
 impl I8042 {

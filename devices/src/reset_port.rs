@@ -1,5 +1,6 @@
 //! The reset control register at port 0xcf9 (Intel chipsets; Linux `reboot=p`).
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,14 @@ pub struct ResetPortState {
 pub struct ResetPort {
     value: u8,
     signals: Arc<dyn MachineSignals>,
+}
+
+impl fmt::Debug for ResetPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResetPort")
+            .field("value", &self.value)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ResetPort {

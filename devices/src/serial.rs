@@ -10,6 +10,7 @@
 mod output;
 mod state;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -94,6 +95,15 @@ pub struct Serial {
     on_room: Option<Box<dyn Fn() + Send>>,
     /// True if a push was cut short, so that its caller waits for `on_room`.
     input_waits: bool,
+}
+
+impl fmt::Debug for Serial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Serial")
+            .field("loopback", &self.loopback)
+            .field("input_waits", &self.input_waits)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Serial {

@@ -8,6 +8,8 @@
 //! Pages that Linux keeps without access rights (`PROT_NONE`, NUMA hinting) are read like all
 //! others. Their bytes are there, and a read from outside is not an access by the guest.
 
+use std::fmt;
+
 use crate::x86_64::virtual_memory::Pages;
 use crate::x86_64::{AddressSpace, PAGE, ReadVirtualError, TranslateError, TranslationCache};
 use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
@@ -19,6 +21,12 @@ const PART: usize = 256;
 pub struct PausedMemory<'m> {
     memory: &'m dyn PhysicalMemory,
     walks: TranslationCache,
+}
+
+impl fmt::Debug for PausedMemory<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PausedMemory").finish_non_exhaustive()
+    }
 }
 
 impl<'m> PausedMemory<'m> {
@@ -62,6 +70,14 @@ impl<'m> PausedMemory<'m> {
 pub struct MemoryView<'p> {
     paused: &'p PausedMemory<'p>,
     space: AddressSpace,
+}
+
+impl fmt::Debug for MemoryView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryView")
+            .field("space", &self.space)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'p> MemoryView<'p> {

@@ -5,6 +5,7 @@
 //! outside the RAM) panic.
 #![allow(clippy::unwrap_used)]
 
+use std::fmt;
 use std::ops::Range;
 
 use crate::x86_64::paging::ADDRESS;
@@ -18,6 +19,15 @@ pub struct TestMemory {
     base: u64,
     bytes: Vec<u8>,
     next_table: u64,
+}
+
+impl fmt::Debug for TestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestMemory")
+            .field("base", &self.base)
+            .field("length", &self.bytes.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The rights of a mapping. By default the kernel may read and execute it.

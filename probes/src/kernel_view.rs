@@ -5,6 +5,7 @@
 //! as the guest runs the same kernel. It holds no machine.
 
 use crate::syscall_entry::{FUNCTIONS, REGISTERS, SystemCallRegisters};
+use std::fmt;
 use std::ops::Range;
 
 use introspect::kernel::loaded_modules::LoadedModules;
@@ -38,6 +39,15 @@ pub struct KernelView {
     pub(crate) system_call_registers: Option<usize>,
     /// The first address from which the image's functions are freed.
     freed_from: Option<u64>,
+}
+
+impl fmt::Debug for KernelView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelView")
+            .field("space", &self.kernel.space)
+            .field("tasks", &self.tasks)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The kernel's function that all system calls of 64-bit programs pass.

@@ -75,7 +75,7 @@ impl Kernel {
             return given;
         }
         PC.get_or_init(|| {
-            let built = guest::kernel::pc(&cache(), &Terminal::new());
+            let built = guest::build::kernel::pc(&cache(), &Terminal::new());
             Self::open(
                 built
                     .unwrap_or_else(|e| panic!("the PC kernel: {e}"))

@@ -5,6 +5,10 @@
 //! what was waited for and has the guest's output. Only KVM may be missing, and only if
 //! `EXOTRACE_NO_KVM=1` says so.
 #![forbid(unsafe_code)]
+#![expect(
+    missing_debug_implementations,
+    reason = "guests and clients of tests are held, not printed"
+)]
 
 pub mod command;
 pub mod compiled;

@@ -5,6 +5,7 @@
 //! that a machine does itself at a usual one (see `vcpu::quick`). Only KVM_RUN and the few steps
 //! after its exit are missing.
 
+use std::fmt;
 use std::sync::Arc;
 
 use devices::Bus;
@@ -32,6 +33,14 @@ pub struct Rehearsal {
     regs: kvm_regs,
     sregs: kvm_sregs,
     caches: Caches,
+}
+
+impl fmt::Debug for Rehearsal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rehearsal")
+            .field("regs", &self.regs)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Rehearsal {

@@ -5,6 +5,7 @@
 //! reader holds stays alive after its removal.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,6 +57,14 @@ pub struct ShardedMap<V> {
     /// one thus never sees an empty map.
     count: AtomicUsize,
     changes: Changes,
+}
+
+impl<V> fmt::Debug for ShardedMap<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardedMap")
+            .field("count", &self.count)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A number that identifies the state of a map, or of several that share it. Clones share the

@@ -6,6 +6,7 @@
 //! This finds arguments that the kernel computes only on request: behind a branch that is off. The
 //! caller chooses the start and the end of the path, and bounds it.
 
+use std::fmt;
 use std::ops::ControlFlow;
 
 use iced_x86::FlowControl;
@@ -63,6 +64,14 @@ impl From<EmulateError> for SpeculationError {
 pub struct SpeculationResult<'c> {
     buffer: StoreBuffer<'c>,
     registers: kvm_regs,
+}
+
+impl fmt::Debug for SpeculationResult<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SpeculationResult")
+            .field("registers", &self.registers)
+            .finish_non_exhaustive()
+    }
 }
 
 impl SpeculationResult<'_> {

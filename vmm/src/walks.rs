@@ -6,6 +6,7 @@
 //! paused.)
 
 use std::cell::Cell;
+use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -199,6 +200,12 @@ impl PhysicalMemory for Noted<'_> {
 pub struct HitMemory<'m> {
     ram: &'m GuestRam,
     walks: &'m Walks,
+}
+
+impl fmt::Debug for HitMemory<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HitMemory").finish_non_exhaustive()
+    }
 }
 
 /// A word of guest memory, and the access that its mapping allows.

@@ -42,6 +42,7 @@ pub enum Kind {
 }
 
 /// A permitted system call.
+#[derive(Debug)]
 pub struct Call {
     /// The number.
     pub number: c_long,
@@ -54,6 +55,7 @@ pub struct Call {
 }
 
 /// A condition on an argument of a system call: its bits in `mask` are `value`.
+#[derive(Debug)]
 pub struct ArgumentRule {
     /// The number of the argument, from 0.
     pub argument: u8,

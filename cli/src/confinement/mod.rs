@@ -18,6 +18,7 @@ mod privileges;
 mod reach;
 
 use clap::ValueEnum;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -98,6 +99,14 @@ impl Walls {
 /// The confinement of a run. Cloning shares it.
 #[derive(Clone)]
 pub struct Confinement(Option<Arc<Inner>>);
+
+impl fmt::Debug for Confinement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Confinement")
+            .field("confines", &self.0.is_some())
+            .finish_non_exhaustive()
+    }
+}
 
 struct Inner {
     walls: Walls,

@@ -1,5 +1,6 @@
 //! Expectations of a guest: bounds on how often probes are hit, for the program that embeds a VM.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,14 @@ use crate::vm::{GuestError, Vm};
 pub struct Expecting {
     vm: Arc<Vm>,
     armed: Armed,
+}
+
+impl fmt::Debug for Expecting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Expecting")
+            .field("vm", &self.vm)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Vm {

@@ -1,5 +1,6 @@
 //! Scripts in the bt language over a VM, for the program that embeds it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,14 @@ pub struct Script {
     vm: Arc<Vm>,
     job: Job,
     begun: Rendered,
+}
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Script")
+            .field("vm", &self.vm)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Vm {

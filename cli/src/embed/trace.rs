@@ -1,6 +1,7 @@
 //! Events of a VM's probes, for the program that embeds it.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,15 @@ pub struct Trace {
     tracing: Tracing,
     traced: Vec<Arc<Traced>>,
     events: VecDeque<Event>,
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trace")
+            .field("vm", &self.vm)
+            .field("traced", &self.traced)
+            .finish_non_exhaustive()
+    }
 }
 
 /// An event and its probe.

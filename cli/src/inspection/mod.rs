@@ -44,12 +44,13 @@ const MOST_LOST: usize = 20;
 const MOST_CANDIDATES: usize = 10;
 
 /// The running kernel's readers, once they are made.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Inspector {
     system: Mutex<Option<Arc<System>>>,
 }
 
 /// A machine, its kernel's file if that is at hand, and the readers.
+#[derive(Debug)]
 pub struct Inspection<'v> {
     machine: &'v Machine,
     kernel: Option<&'v GuestKernel>,

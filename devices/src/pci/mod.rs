@@ -7,6 +7,7 @@
 mod config;
 mod msix;
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use config::{CONFIG_LENGTH, ConfigSpace, ConfigState, Identity};
@@ -96,6 +97,12 @@ impl PciBus {
     }
 }
 
+impl fmt::Debug for PciBus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PciBus").field(&self.0.len()).finish()
+    }
+}
+
 /// The ports of configuration mechanism 1, with the reset port among them.
 pub struct PciPorts {
     bus: Arc<PciBus>,
@@ -165,7 +172,17 @@ impl BusDevice for PciPorts {
     }
 }
 
+impl fmt::Debug for PciPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PciPorts")
+            .field("bus", &self.bus)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The ECAM region of a bus.
+#[derive(Debug)]
 pub struct Ecam(Arc<PciBus>);
 
 impl Ecam {

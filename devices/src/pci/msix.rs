@@ -3,6 +3,7 @@
 //! Source: PCI Local Bus Specification 3.0, section 6.8.2. A masked message is kept and sent when
 //! the driver unmasks it. A vector that the table does not have sends nothing.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,14 @@ pub struct MsixStateError {
 pub struct Msix {
     state: Mutex<MsixState>,
     messages: Arc<dyn MessageInterrupts>,
+}
+
+impl fmt::Debug for Msix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Msix")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Msix {

@@ -7,6 +7,7 @@
 
 mod queue;
 
+use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 
@@ -20,6 +21,14 @@ type Observer = Box<dyn FnMut(&[u8]) + Send>;
 pub struct ConsoleOutput {
     far: Far,
     observer: Option<Observer>,
+}
+
+impl fmt::Debug for ConsoleOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsoleOutput")
+            .field("is_queued", &matches!(self.far, Far::Queued(_)))
+            .finish_non_exhaustive()
+    }
 }
 
 enum Far {

@@ -81,6 +81,7 @@ impl QueueNotifier for Notifications {
 }
 
 /// A driver with its device, the guest's memory, and the thread that serves the device.
+#[derive(Debug)]
 pub struct Driver {
     /// The guest's memory.
     pub memory: WatchedMemory,

@@ -2,9 +2,10 @@
 //! the device models.
 //!
 //! A device has three parts. The [`MmioTransport`] or [`PciTransport`] holds the registers and is
-//! on the MMIO [`Bus`](crate::Bus), for vCPU threads. The [`DeviceHandle`] is for the one thread that serves
-//! the device. That thread calls it for queue notifications, for a ready backend and for deadlines.
-//! The [`VirtioDevice`] is the model itself. It moves bytes between [`Queues`] and its backend.
+//! on the MMIO [`Bus`](crate::Bus), for vCPU threads. The [`DeviceHandle`] is for the one thread
+//! that serves the device. That thread calls it for queue notifications, for a ready backend and
+//! for deadlines. The [`VirtioDevice`] is the model itself. It moves bytes between [`Queues`] and
+//! its backend.
 //!
 //! The caller owns the threads, the eventfds and the guest's memory. A guest is hostile. The
 //! content of a queue is checked before a device sees it, and work per call is bounded. A queue

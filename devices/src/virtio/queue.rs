@@ -79,6 +79,7 @@ pub struct SavedQueue {
     pub next_used: u16,
 }
 
+#[derive(Debug)]
 struct Slot {
     queue: Queue,
     broken: Option<QueueError>,
@@ -91,6 +92,7 @@ struct Slot {
 ///
 /// An index that the device does not have, a queue that is not set up and one that broke are empty
 /// queues.
+#[derive(Debug)]
 pub struct Queues {
     memory: WatchedMemory,
     slots: Vec<Slot>,

@@ -2,6 +2,7 @@
 //!
 //! Each buffer of the guest is filled up to a bound. The driver requests more.
 
+use std::fmt;
 use std::io::{self, Read};
 use std::time::Instant;
 
@@ -31,6 +32,12 @@ impl Read for HostEntropy {
 /// A source of random bytes.
 pub struct Rng {
     source: Box<dyn Read + Send>,
+}
+
+impl fmt::Debug for Rng {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rng").finish_non_exhaustive()
+    }
 }
 
 impl Rng {

@@ -1,9 +1,9 @@
 //! Guest programs that are linked with the C library, and the library itself: Debian's, from the
 //! machine that builds them.
 //!
-//! The caller puts [`files`] into an initramfs. Unlike the small programs ([`crate::build::programs`])
-//! these are like users' programs: position-independent, loaded by ld.so, without frame pointers,
-//! unwound by `.eh_frame`.
+//! The caller puts [`files`] into an initramfs. Unlike the small programs
+//! ([`crate::build::programs`]) these are like users' programs: position-independent, loaded by
+//! ld.so, without frame pointers, unwound by `.eh_frame`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

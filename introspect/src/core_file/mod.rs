@@ -7,6 +7,7 @@
 
 mod writer;
 
+use std::fmt;
 use std::ops::Range;
 
 use object::Endianness;
@@ -93,6 +94,14 @@ pub struct CoreFile {
     /// Physical range and file offset, ascending by address, none empty.
     segments: Vec<(Range<u64>, usize)>,
     cpus: Vec<CpuState>,
+}
+
+impl fmt::Debug for CoreFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CoreFile")
+            .field("segments", &self.segments)
+            .finish_non_exhaustive()
+    }
 }
 
 impl CoreFile {

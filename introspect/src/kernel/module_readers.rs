@@ -23,6 +23,7 @@ pub enum ModuleError {
 }
 
 /// The location of a kernel's modules and their symbols.
+#[derive(Debug)]
 pub struct ModuleReaders {
     modules: ModulesLayout,
     symbols: ModuleSymbolsLayout,

@@ -3,6 +3,8 @@
 //! The caller has the offsets ([`super::layout`]). This checks that the address is in the kernel's
 //! half. Errors say which structure at which address could not be read.
 
+use std::fmt;
+
 use crate::x86_64::ReadVirtualError;
 use crate::{Gva, MemoryView};
 
@@ -41,6 +43,15 @@ pub struct Structure<'p> {
     view: MemoryView<'p>,
     kind: &'static str,
     address: Gva,
+}
+
+impl fmt::Debug for Structure<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Structure")
+            .field("kind", &self.kind)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'p> Structure<'p> {

@@ -7,6 +7,7 @@
 //! would have to be guessed.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -56,6 +57,15 @@ pub struct MappedObject<'o> {
     pub bytes: Box<dyn ObjectBytes + 'o>,
 }
 
+impl fmt::Debug for MappedObject<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedObject")
+            .field("text", &self.text)
+            .field("bias", &self.bias)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A walker of the stacks of one process's threads. It caches rules, which are valid as long as the
 /// mappings.
 pub struct UserUnwinder<'o> {
@@ -65,6 +75,15 @@ pub struct UserUnwinder<'o> {
     code: Vec<Range<u64>>,
     rules: HashMap<u64, Result<Option<Rc<Rule>>, Failure>>,
     indices: Indices,
+}
+
+impl fmt::Debug for UserUnwinder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UserUnwinder")
+            .field("objects", &self.objects)
+            .field("code", &self.code)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'o> UserUnwinder<'o> {

@@ -27,6 +27,7 @@ pub use text_files::{TextFile, TextFiles};
 pub use user_objects::{UserObject, UserObjects};
 
 use std::error::Error;
+use std::fmt;
 
 use crate::kernel::btf::Btf;
 use crate::kernel::files::FilesLayout;
@@ -73,6 +74,14 @@ pub struct System {
     modules: Part<Option<ModuleReaders>>,
     unwinder: Part<KernelUnwinder>,
     module_orc: Option<ModuleOrcLayout>,
+}
+
+impl fmt::Debug for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("System")
+            .field("space", &self.space)
+            .finish_non_exhaustive()
+    }
 }
 
 impl System {
@@ -167,6 +176,15 @@ pub struct PausedSystem<'s> {
     system: &'s System,
     view: MemoryView<'s>,
     cpus: &'s [CpuState],
+}
+
+impl fmt::Debug for PausedSystem<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PausedSystem")
+            .field("system", &self.system)
+            .field("cpus", &self.cpus.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'s> PausedSystem<'s> {

@@ -2,6 +2,7 @@
 //! its functions, and the physical addresses of its text.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use super::object_symbols::{Budget, ObjectSymbols};
 use super::user_objects::CachedBytes;
@@ -33,8 +34,17 @@ pub struct TextFile<'s> {
     symbols: ObjectSymbols,
 }
 
+impl fmt::Debug for TextFile<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextFile")
+            .field("path", &String::from_utf8_lossy(&self.path))
+            .field("file", &self.file)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The files found.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct TextFiles<'s> {
     /// The files, in the order of their first mapping.
     pub files: Vec<TextFile<'s>>,

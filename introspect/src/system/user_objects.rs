@@ -5,6 +5,7 @@
 //! guest's files.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 
 use object::elf::PT_GNU_EH_FRAME;
@@ -45,8 +46,18 @@ pub struct UserObject<'s> {
     symbols: ObjectSymbols,
 }
 
+impl fmt::Debug for UserObject<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UserObject")
+            .field("path", &String::from_utf8_lossy(&self.path))
+            .field("text", &self.text)
+            .field("base", &self.base)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The objects of a process.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct UserObjects<'s> {
     /// The objects, ascending by address.
     pub objects: Vec<UserObject<'s>>,

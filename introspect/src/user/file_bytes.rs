@@ -3,6 +3,7 @@
 //!
 //! Every source may lack bytes, and reports which.
 
+use std::fmt;
 use std::io;
 use std::ops::Range;
 
@@ -114,6 +115,14 @@ pub struct PagedBytes<'m, F> {
     page: F,
 }
 
+impl<F> fmt::Debug for PagedBytes<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PagedBytes")
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'m, F: Fn(u64) -> Option<Gpa>> PagedBytes<'m, F> {
     /// Makes a file of `size` bytes. `page` returns the GPA of the page of an index (offset /
     /// 4096), if it is in memory.
@@ -141,6 +150,7 @@ impl<F: Fn(u64) -> Option<Gpa>> FileBytes for PagedBytes<'_, F> {
 ///
 /// Private pages that the process has written (relocations) replace the file's own bytes. So pass
 /// only mappings that it cannot write, and prefer the page cache.
+#[derive(Debug)]
 pub struct MappedBytes<'p> {
     view: MemoryView<'p>,
     size: u64,
@@ -213,6 +223,14 @@ impl FileBytes for MappedBytes<'_> {
 /// The caller ensures that they are the same file, of the same size.
 pub struct LayeredBytes<'f> {
     sources: Vec<&'f dyn FileBytes>,
+}
+
+impl fmt::Debug for LayeredBytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayeredBytes")
+            .field("sources", &self.sources.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'f> LayeredBytes<'f> {

@@ -17,6 +17,7 @@ use crate::{Gva, MemoryView};
 const MAX_VDSO: u64 = 1 << 20;
 
 /// The vdso of one process.
+#[derive(Debug)]
 pub struct Vdso<'p> {
     bytes: MappedBytes<'p>,
     start: Gva,

@@ -4,6 +4,7 @@
 //! Unmapped pages are not cached.
 
 use std::cell::Cell;
+use std::fmt;
 
 use super::paging::{AddressSpace, PAGE, TranslateError, Translation, translate};
 use crate::{Gpa, Gva, PhysicalMemory};
@@ -24,6 +25,12 @@ struct Slot {
 /// The cache: 1024 slots (32 of a brief one). Each key has only one slot.
 pub struct TranslationCache {
     slots: Box<[Cell<Option<Slot>>]>,
+}
+
+impl fmt::Debug for TranslationCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TranslationCache").finish_non_exhaustive()
+    }
 }
 
 impl Default for TranslationCache {

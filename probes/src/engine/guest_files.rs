@@ -6,6 +6,7 @@
 //! looked. So probes that are enabled meanwhile miss nothing.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -37,6 +38,14 @@ pub struct NewFile {
     _held: Arc<Paused>,
 }
 
+impl fmt::Debug for NewFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewFile")
+            .field("mapping", &self.mapping)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The listeners for new files.
 #[derive(Default)]
 pub(super) struct Waiting {
@@ -66,6 +75,12 @@ struct Listening {
 pub struct NewFiles {
     engine: Engine,
     listening: Listening,
+}
+
+impl fmt::Debug for NewFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewFiles").finish_non_exhaustive()
+    }
 }
 
 impl Waiting {

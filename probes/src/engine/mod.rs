@@ -42,6 +42,7 @@ mod tracepoint;
 mod user_text;
 mod watch;
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -153,6 +154,12 @@ struct Inner {
 /// dropped, the guest holds no trap.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
 
 impl Engine {
     /// Creates an engine for a machine whose kernel is known. It takes over the machine's traps.

@@ -5,6 +5,8 @@
 //! results into the session's ring as words of its own.
 //! [`Session::drain_records`](super::Session::drain_records) returns them in time order.
 
+use std::fmt;
+
 use introspect::x86_64::GeneralRegisters;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_virtual;
@@ -72,6 +74,12 @@ pub struct ProbeHit<'h> {
     pub(super) fired: &'h HitData<'h>,
     /// The ring's visit, which gives all records of the hit one time.
     pub(super) visit: &'h Visit<'h>,
+}
+
+impl fmt::Debug for ProbeHit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProbeHit").finish_non_exhaustive()
+    }
 }
 
 impl ProbeHit<'_> {

@@ -3,6 +3,7 @@
 //! A session sees the hits of its own probes only. It loses events only if it drains too slowly
 //! itself. Dropping it disables its probes and disarms the traps that no other session needs.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -79,6 +80,12 @@ pub struct Waiter {
     keeps_free: Arc<AtomicBool>,
 }
 
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiter").finish_non_exhaustive()
+    }
+}
+
 impl Waiter {
     #[cfg(test)]
     pub(crate) fn of(shared: &Arc<SessionShared>) -> Self {
@@ -89,8 +96,9 @@ impl Waiter {
     }
 
     /// Waits until there may be something to do: records to drain, a file to
-    /// [look at](super::NewFiles), the machine's end, or a call of [`wake`](Self::wake). Never waits
-    /// longer than [`LONGEST_WAIT`]. Records that follow each other quickly are waited for together.
+    /// [look at](super::NewFiles), the machine's end, or a call of [`wake`](Self::wake). Never
+    /// waits longer than [`LONGEST_WAIT`]. Records that follow each other quickly are waited for
+    /// together.
     ///
     /// `client` is a stream that ends the wait, too.
     pub fn wait(&self, client: Option<WatchedStream<'_>>) -> Woken {
@@ -190,6 +198,14 @@ pub struct Session {
     retired: Vec<Arc<Enabled>>,
     /// Wakes the drainer when the machine ends.
     _end: EndWatch,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("past", &self.past)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Session {

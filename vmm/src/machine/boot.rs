@@ -1,5 +1,6 @@
 //! Creating a machine that boots a kernel.
 
+use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -52,7 +53,18 @@ pub struct MachineConfig<'a> {
     pub serial: ConsoleOutput,
 }
 
+impl fmt::Debug for MachineConfig<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MachineConfig")
+            .field("memory", &self.memory)
+            .field("cpus", &self.cpus)
+            .field("command_line", &self.command_line)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A machine ready to start, and the words added to its command line.
+#[derive(Debug)]
 pub struct BootedMachine {
     /// The machine, paused before its first instruction.
     pub machine: Machine,

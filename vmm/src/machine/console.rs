@@ -29,6 +29,7 @@ const LEAVE: u8 = b'x';
 const READ: usize = 256;
 
 /// Standard input connected to the guest. Dropping this restores the terminal.
+#[derive(Debug)]
 pub struct Console {
     exit: EventFd,
     thread: Option<JoinHandle<()>>,

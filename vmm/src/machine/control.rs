@@ -13,6 +13,7 @@
 //! Locking: one mutex guards all state here. It is never held while KVM_RUN or a [`Job`] runs.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -449,6 +450,12 @@ impl Drop for DeviceWork<'_> {
 /// A pause of all vCPUs and the device thread, which lasts until this is dropped.
 pub struct Paused {
     control: Arc<Control>,
+}
+
+impl fmt::Debug for Paused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Paused").finish_non_exhaustive()
+    }
 }
 
 impl Paused {

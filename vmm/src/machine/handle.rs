@@ -5,6 +5,7 @@
 //! and there are no registers. Traps are then armed and disarmed in memory that nobody runs any
 //! more.
 
+use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -30,10 +31,24 @@ pub struct Handle {
     pub(super) shared: Arc<Shared>,
 }
 
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
 /// A call that is made at the end of the run, unless this is dropped before.
 pub struct EndWatch {
     number: u64,
     shared: Arc<Shared>,
+}
+
+impl fmt::Debug for EndWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndWatch")
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Drop for EndWatch {

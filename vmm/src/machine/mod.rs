@@ -15,6 +15,7 @@ pub(crate) mod shared;
 pub(crate) mod virtio;
 mod watch;
 
+use std::fmt;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,6 +64,14 @@ pub struct Machine {
     watchdog: Option<watch::Watchdog>,
     /// The pause until [`Machine::start`].
     held: Option<Paused>,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("threads", &self.threads.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// A thread of a machine.

@@ -112,6 +112,7 @@ pub enum RestoreError {
 }
 
 /// A restored machine and the facts that were saved with it.
+#[derive(Debug)]
 pub struct RestoredMachine {
     /// The machine, paused where it was saved.
     pub machine: Machine,

@@ -14,6 +14,7 @@ mod patching;
 mod reading;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -133,6 +134,15 @@ pub struct TrapTable {
     entries: Mutex<Entries>,
     step_kernel: bool,
     step_user: bool,
+}
+
+impl fmt::Debug for TrapTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrapTable")
+            .field("kernel", &self.kernel)
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
 }
 
 impl TrapTable {

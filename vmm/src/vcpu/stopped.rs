@@ -1,5 +1,6 @@
 //! A vCPU that is stopped at a trap, as the machine's [`TrapSink`] sees it.
 
+use std::fmt;
 use std::sync::Arc;
 
 use introspect::x86_64::paging::AddressSpace;
@@ -43,6 +44,15 @@ pub struct StoppedVcpu<'a> {
     pub(crate) memory: HitMemory<'a>,
     pub(crate) traps: &'a TrapTable,
     pub(crate) control: &'a Arc<Control>,
+}
+
+impl fmt::Debug for StoppedVcpu<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoppedVcpu")
+            .field("regs", &self.regs)
+            .field("user_mode", &self.user_mode)
+            .finish_non_exhaustive()
+    }
 }
 
 impl StoppedVcpu<'_> {

@@ -1,5 +1,6 @@
 //! The queue of a console's output, and the thread that empties it.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -175,6 +176,14 @@ impl Queue {
 /// wait loses the bytes beyond 1 MiB.
 #[derive(Clone)]
 pub struct Backlog(Arc<Queue>);
+
+impl fmt::Debug for Backlog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backlog")
+            .field("level", &self.0.level)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Backlog {
     pub(super) fn of(queue: &Arc<Queue>) -> Self {

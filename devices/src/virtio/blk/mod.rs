@@ -9,6 +9,7 @@
 mod backend;
 mod request;
 
+use std::fmt;
 use std::time::Instant;
 
 use virtio_bindings::virtio_blk::{
@@ -49,6 +50,14 @@ const DISCARD_ALIGNMENT: u32 = 8;
 /// A block device.
 pub struct Block {
     disk: Disk,
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block")
+            .field("read_only", &self.disk.read_only)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The properties of a disk besides its bytes.

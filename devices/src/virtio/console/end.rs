@@ -1,5 +1,7 @@
 //! The backend of a port, and the port's configuration.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::Size;
@@ -131,4 +133,21 @@ pub struct ConsoleConfig {
     pub max_ports: u32,
     /// The console's size.
     pub size: Size,
+}
+
+impl fmt::Debug for ConsoleConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsoleConfig")
+            .field(
+                "ports",
+                &self
+                    .ports
+                    .iter()
+                    .map(|(config, _)| config)
+                    .collect::<Vec<_>>(),
+            )
+            .field("max_ports", &self.max_ports)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
 }

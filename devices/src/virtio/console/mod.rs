@@ -19,6 +19,7 @@ mod port;
 mod state;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -80,6 +81,16 @@ pub struct Console {
     /// The time until which the driver's oldest message, an open or a close, waits for its port's
     /// backend.
     waiting: Option<Instant>,
+}
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console")
+            .field("max_ports", &self.max_ports)
+            .field("size", &self.size)
+            .field("multiport", &self.multiport)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Console {

@@ -42,6 +42,7 @@ pub struct GuestPort {
 }
 
 /// The driver with its ports.
+#[derive(Debug)]
 pub struct LinuxConsole {
     /// The transport's driver.
     pub driver: Driver,

@@ -10,6 +10,7 @@ mod output;
 mod prepared;
 mod traceable;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -84,6 +85,15 @@ pub struct ScriptSession {
     clock: Clock,
     probes: Vec<Probe>,
     skipped: Vec<String>,
+}
+
+impl fmt::Debug for ScriptSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScriptSession")
+            .field("session", &self.session)
+            .field("skipped", &self.skipped)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ScriptSession {

@@ -6,6 +6,7 @@ use probes::probe::{Probe, Target};
 
 pub use probes::provider::NotFound;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -42,6 +43,14 @@ pub struct Prepared {
     /// The maps that are printed at the end, in order.
     printed: Vec<usize>,
     clock: Clock,
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared")
+            .field("words", &self.words)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A probe, and the code that runs at it.

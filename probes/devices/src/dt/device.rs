@@ -1,5 +1,6 @@
 //! The device of one machine: it limits the number of opens, and holds what its sessions share.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -62,6 +63,12 @@ pub struct Device {
     table: Arc<Table>,
     /// Held by every session, to count them.
     sessions: Arc<()>,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").finish_non_exhaustive()
+    }
 }
 
 impl Device {

@@ -7,6 +7,7 @@
 mod events;
 mod filter;
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +86,16 @@ pub struct Session {
     past: Counts,
     /// Counts this session among the device's.
     _open: Arc<()>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("abi", &self.abi)
+            .field("mode", &self.mode)
+            .field("recording", &self.recording)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Session {

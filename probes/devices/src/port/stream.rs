@@ -5,6 +5,7 @@
 //! refused as a whole.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 
 use super::{ControlPort, EventPort, EventReader, PortError, Refusal};
@@ -78,6 +79,15 @@ pub struct ControlStream {
     /// Whether the line has become too long: it is dropped up to its end.
     overlong: bool,
     error: Option<PortError>,
+}
+
+impl fmt::Debug for ControlStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ControlStream")
+            .field("access", &self.access)
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ControlStream {
@@ -165,6 +175,15 @@ pub struct EventStream {
     given: VecDeque<u8>,
     /// The number of bytes delivered since the open.
     total: u64,
+}
+
+impl fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventStream")
+            .field("is_open", &self.reader.is_some())
+            .field("total", &self.total)
+            .finish_non_exhaustive()
+    }
 }
 
 impl EventStream {

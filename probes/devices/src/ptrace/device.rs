@@ -6,6 +6,7 @@
 //! are selected whenever they are made. One lock orders commands, opening and closing; hits never
 //! take it.
 
+use std::fmt;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -44,6 +45,12 @@ const IDLE: &[u8] = b"swapper";
 /// same device.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").finish_non_exhaustive()
+    }
+}
 
 struct Inner {
     engine: Engine,

@@ -1,5 +1,6 @@
 //! The device itself: traces, watched processes, its running state, and the log.
 
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -74,6 +75,12 @@ struct Inner {
 /// The device. Clones are the same one; when the last clone is dropped, its traps are removed.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").finish_non_exhaustive()
+    }
+}
 
 impl Device {
     /// Makes the device of an engine's machine: no traces, stopped, a log of 8192 entries.

@@ -7,6 +7,7 @@
 //! returned counts up to the last line of its process. Lines are sorted.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Write};
 
 use super::calls::Calls;
@@ -36,6 +37,15 @@ pub struct Collapsed {
     /// The number of functions in the lines of all stacks.
     frames: usize,
     left_out: u128,
+}
+
+impl fmt::Debug for Collapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Collapsed")
+            .field("ticks_per_second", &self.ticks_per_second)
+            .field("left_out", &self.left_out)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A process.

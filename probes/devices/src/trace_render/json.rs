@@ -14,6 +14,7 @@
 //!
 //! Addresses and values are hexadecimal text, since JSON readers round large numbers.
 
+use std::fmt;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
@@ -32,6 +33,14 @@ pub struct Json {
     clock: Option<Clock>,
     /// The functions that have not returned, by process.
     calls: LruCache<u64, Calls<u64>>,
+}
+
+impl fmt::Debug for Json {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Json")
+            .field("clock", &self.clock)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Json {

@@ -4,6 +4,7 @@
 //! Calls that have not returned end with the file. A return without an entry is an instant. Lines
 //! without a process share one track for all CPUs, because lines do not name the CPU.
 
+use std::fmt;
 use std::io::{self, Write};
 
 use lru::LruCache;
@@ -27,6 +28,14 @@ pub struct Perfetto {
     uuids: u64,
     /// The latest time.
     latest: u64,
+}
+
+impl fmt::Debug for Perfetto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Perfetto")
+            .field("clock", &self.clock)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Perfetto {

@@ -1,6 +1,7 @@
 //! A console's ports as the machine's owner sees them. Their backends are attached after the
 //! machine is created.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use devices::virtio::console::{
@@ -17,6 +18,14 @@ use super::config::ConsoleConfig;
 pub struct ConsolePorts {
     handle: ConsoleHandle,
     ports: Arc<[Port]>,
+}
+
+impl fmt::Debug for ConsolePorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsolePorts")
+            .field("ports", &self.ports.len())
+            .finish_non_exhaustive()
+    }
 }
 
 struct Port {

@@ -14,6 +14,7 @@ pub fn general_registers() -> impl Iterator<Item = Register> {
 
 /// The choice of a memory operand, and the choices for everything else: any bytes will do, at least
 /// one.
+#[derive(Debug)]
 pub struct Choices<'a>(pub &'a [u8]);
 
 impl Choices<'_> {
