@@ -1,6 +1,9 @@
 //! The command line: every command, option and its help. Man pages and completions are made from
 //! this.
 
+// The documentation shows `demo` and `guest` too.
+#[cfg(all(test, feature = "guests"))]
+mod documentation_tests;
 mod ports;
 mod run;
 

@@ -60,6 +60,9 @@ mod scripting;
 mod server;
 mod signals;
 mod tail;
+#[cfg(test)]
+#[path = "../../tests/support/data.rs"]
+mod test_data;
 mod tracing;
 mod vm;
 
