@@ -10,6 +10,7 @@
 //! either; KVM's timer handles it when it is created with the speaker flag.
 #![forbid(unsafe_code)]
 
+pub mod acpi;
 mod bus;
 mod cmos;
 mod host_writes;

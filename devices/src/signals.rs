@@ -44,6 +44,8 @@ pub enum ResetCause {
     KeyboardController,
     /// A rising reset bit in port 0xcf9 (Linux: `reboot=p`).
     ResetPort,
+    /// A write to the reset register that ACPI's FADT names (Linux: `reboot=a`).
+    AcpiRegister,
 }
 
 impl fmt::Display for ResetCause {
@@ -51,6 +53,7 @@ impl fmt::Display for ResetCause {
         f.write_str(match self {
             Self::KeyboardController => "keyboard controller (port 0x64)",
             Self::ResetPort => "reset control register (port 0xcf9)",
+            Self::AcpiRegister => "ACPI reset register",
         })
     }
 }
@@ -63,6 +66,9 @@ impl fmt::Display for ResetCause {
 pub trait MachineSignals: Send + Sync {
     /// Records that the guest requested a reset.
     fn request_reset(&self, cause: ResetCause);
+
+    /// Records that the guest requested to be powered off.
+    fn request_power_off(&self);
 }
 
 /// The backends for this crate's tests.
@@ -77,17 +83,28 @@ pub(crate) mod testing {
 
     /// A recorder of requests.
     #[derive(Default)]
-    pub(crate) struct Signals(Mutex<Vec<ResetCause>>);
+    pub(crate) struct Signals {
+        resets: Mutex<Vec<ResetCause>>,
+        power_offs: AtomicUsize,
+    }
 
     impl Signals {
         pub(crate) fn causes(&self) -> Vec<ResetCause> {
-            self.0.lock().unwrap().clone()
+            self.resets.lock().unwrap().clone()
+        }
+
+        pub(crate) fn power_offs(&self) -> usize {
+            self.power_offs.load(Ordering::Relaxed)
         }
     }
 
     impl MachineSignals for Signals {
         fn request_reset(&self, cause: ResetCause) {
-            self.0.lock().unwrap().push(cause);
+            self.resets.lock().unwrap().push(cause);
+        }
+
+        fn request_power_off(&self) {
+            self.power_offs.fetch_add(1, Ordering::Relaxed);
         }
     }
 

@@ -44,6 +44,10 @@ impl MachineSignals for Resets {
     fn request_reset(&self, _: ResetCause) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
+
+    fn request_power_off(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 struct Machine {

@@ -114,17 +114,18 @@ impl Shared {
         })
     }
 
-    pub(crate) fn take_reset(&self) -> Option<ResetCause> {
+    pub(crate) fn take_request(&self) -> Option<Request> {
         self.signals.take()
     }
 
-    /// Returns the reason for the end by a reset: a panic, if the guest has panicked before.
-    pub(crate) fn reset_end(&self, cause: Option<ResetCause>) -> RunEnd {
-        match self.panic() {
-            Some(report) => RunEnd::Panic(report),
-            None => RunEnd::Reset {
+    /// Returns the reason for the end by a request: a panic, if the guest has panicked before.
+    pub(crate) fn requested_end(&self, request: Request) -> RunEnd {
+        match (self.panic(), request) {
+            (Some(report), _) => RunEnd::Panic(report),
+            (None, Request::Reset(cause)) => RunEnd::Reset {
                 cause: cause.map(|c| c.to_string()),
             },
+            (None, Request::PowerOff) => RunEnd::PoweredOff,
         }
     }
 
@@ -175,23 +176,35 @@ impl Instructions {
     }
 }
 
+/// A guest's request that ends the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// A reset, and its cause if it is known.
+    Reset(Option<ResetCause>),
+    PowerOff,
+}
+
 /// Requests of devices to the machine. The vCPU that made the access picks them up after it.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// 0: none, 1: keyboard controller, 2: reset port.
-    reset: AtomicU64,
+    /// 0: none. Otherwise a reset by 1: keyboard controller, 2: reset port, 3: ACPI's register; or
+    /// 4: power off.
+    request: AtomicU64,
 }
 
 impl Signals {
-    fn take(&self) -> Option<ResetCause> {
-        if self.reset.load(Ordering::Relaxed) == 0 {
+    fn take(&self) -> Option<Request> {
+        if self.request.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        match self.reset.swap(0, Ordering::Relaxed) {
-            1 => Some(ResetCause::KeyboardController),
-            2 => Some(ResetCause::ResetPort),
-            _ => None,
-        }
+        let cause = match self.request.swap(0, Ordering::Relaxed) {
+            1 => ResetCause::KeyboardController,
+            2 => ResetCause::ResetPort,
+            3 => ResetCause::AcpiRegister,
+            4 => return Some(Request::PowerOff),
+            _ => return None,
+        };
+        Some(Request::Reset(Some(cause)))
     }
 }
 
@@ -200,8 +213,13 @@ impl MachineSignals for Signals {
         let code = match cause {
             ResetCause::KeyboardController => 1,
             ResetCause::ResetPort => 2,
+            ResetCause::AcpiRegister => 3,
         };
-        self.reset.store(code, Ordering::Relaxed);
+        self.request.store(code, Ordering::Relaxed);
+    }
+
+    fn request_power_off(&self) {
+        self.request.store(4, Ordering::Relaxed);
     }
 }
 

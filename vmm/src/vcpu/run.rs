@@ -17,6 +17,7 @@ use super::{Vcpu, VcpuRegisters, in_user_mode};
 use crate::exit;
 use crate::machine::RunEnd;
 use crate::machine::control::{Control, ParkOutcome};
+use crate::machine::shared::Request;
 use crate::vm::KvmError;
 use crate::x86_64::debug_exception::VECTOR_BP;
 use crate::x86_64::emulate::StateError;
@@ -219,7 +220,7 @@ impl Vcpu {
                     registers: registers.map(Box::new),
                 })
             }
-            Kind::Reset => Err(self.machine.reset_end(None)),
+            Kind::Reset => Err(self.machine.requested_end(Request::Reset(None))),
             Kind::PowerOff => Err(RunEnd::PoweredOff),
             Kind::Unexpected(what) => {
                 let rip = self.fd.get_regs().map(|r| r.rip).unwrap_or_default();
@@ -263,8 +264,8 @@ impl Vcpu {
                 self.machine.pio.read(u64::from(access.port), piece);
             }
         }
-        match self.machine.take_reset() {
-            Some(cause) => Err(self.machine.reset_end(Some(cause))),
+        match self.machine.take_request() {
+            Some(request) => Err(self.machine.requested_end(request)),
             None => Ok(self.wait_for_console()),
         }
     }
