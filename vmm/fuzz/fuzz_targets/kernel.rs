@@ -139,6 +139,7 @@ fuzz_target!(|bytes: &[u8]| {
         initramfs: (which & 1 != 0).then_some(&initramfs),
         command_line: &command_line,
         cpus: which >> 4 & 3,
+        acpi: None,
         interrupts: 16 + (which >> 6),
         protocol: match which >> 1 & 3 {
             0 => None,

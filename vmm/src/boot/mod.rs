@@ -2,9 +2,10 @@
 //!
 //! Takes an ELF `vmlinux` or a bzImage, whose payload is unpacked here, on the host, so that the
 //! guest never runs the decompressor (and is never moved by it: an ELF boot stays where it is
-//! linked). Writes kernel, initramfs, command line, boot parameters and MP table into guest RAM;
-//! the registers are `entry`'s business.
+//! linked). Writes kernel, initramfs, command line, boot parameters, MP table and, if the machine
+//! has them, ACPI tables into guest RAM; the registers are `entry`'s business.
 
+mod acpi;
 pub(crate) mod entry;
 mod kernel_file;
 mod mptable;
@@ -19,11 +20,13 @@ use linux_loader::loader::KernelLoader;
 use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use vm_memory::GuestAddress;
 
+pub use acpi::{AcpiConfig, AcpiError, Ecam, MAX_ACPI_CPUS, MmioWindow};
 pub use kernel_file::{KernelFile, KernelFileError};
 
 use crate::memory::{GuestRam, PAGE_SIZE};
 
-/// The places in low guest memory while a kernel starts. All are below 640 KiB, and none overlap.
+/// The places in low guest memory while a kernel starts. None overlap. All are below 640 KiB but for
+/// the ACPI tables, which the guest keeps.
 pub mod place {
     /// The GDT for the first instructions.
     pub const GDT: u64 = 0x500;
@@ -46,6 +49,10 @@ pub mod place {
     pub const COMMAND_LINE_MAX: usize = 2048;
     /// The first byte of the legacy hole (VGA, option ROMs), reserved.
     pub const LEGACY_HOLE: u64 = 0x9fc00;
+    /// The ACPI root pointer, where the search for it begins (ACPI 6.5, 5.2.5.1).
+    pub const RSDP: u64 = 0xe0000;
+    /// The other ACPI tables, up to [`HIGH_MEMORY`].
+    pub const ACPI_TABLES: u64 = 0xe0040;
     /// The address at which memory continues.
     pub const HIGH_MEMORY: u64 = 0x100000;
 }
@@ -71,6 +78,8 @@ pub struct BootConfig<'a> {
     pub command_line: &'a str,
     /// The number of vCPUs, 1 to 4.
     pub cpus: u8,
+    /// The contents of the ACPI tables. The default is none, which leaves the MP table.
+    pub acpi: Option<AcpiConfig>,
     /// The bound of the interrupts that have devices. The ISA bus's 16 always exist.
     pub interrupts: u8,
     /// The protocol to use. The default is the 64-bit entry, because PVH leaves more to the guest.
@@ -126,6 +135,9 @@ pub enum BootError {
     /// The kernel has no PVH entry.
     #[error("kernel: no PVH entry point (ELF note Xen 18) in it; use the 64-bit entry")]
     NoPvhEntry,
+    /// The ACPI tables do not fit the machine.
+    #[error("ACPI: {0}")]
+    Acpi(#[from] AcpiError),
     /// Boot structures could not be written.
     #[error("boot structures: {0}")]
     Write(#[from] crate::memory::PhysicalWriteError),
@@ -134,12 +146,15 @@ pub enum BootError {
 /// Writes everything that the kernel needs into `ram` and returns its entry point.
 ///
 /// # Errors
-/// If the kernel, the initramfs or the command line do not fit.
+/// If the kernel, the initramfs, the command line or the ACPI tables do not fit.
 pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootError> {
     if config.command_line.len() >= place::COMMAND_LINE_MAX {
         return Err(BootError::CommandLine {
             found: config.command_line.len(),
         });
+    }
+    if let Some(acpi) = &config.acpi {
+        acpi.check(ram.size(), config.cpus)?;
     }
     let low_end = ram.size().min(crate::memory::HOLE_START);
     let needed = config.kernel.physical_end();
@@ -173,6 +188,9 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
         &[0],
     )?;
     mptable::write(ram, config.cpus, config.interrupts)?;
+    if let Some(acpi) = &config.acpi {
+        acpi::write(ram, acpi)?;
+    }
 
     let pvh = match loaded.pvh_boot_cap {
         PvhBootCapability::PvhEntryPresent(address) => Some(address.0),
@@ -188,7 +206,7 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
         }
         EntryProtocol::Pvh => {
             let address = pvh.ok_or(BootError::NoPvhEntry)?;
-            pvh::write(ram, initramfs)?;
+            pvh::write(ram, config, initramfs)?;
             Ok(EntryPoint {
                 protocol: EntryProtocol::Pvh,
                 address,
@@ -262,6 +280,7 @@ mod tests {
                 initramfs: Some(b"initramfs"),
                 command_line: "",
                 cpus: 1,
+                acpi: None,
                 interrupts: 16,
                 protocol: None,
                 rng_seed: [0; 32],

@@ -12,9 +12,9 @@ use super::place;
 use crate::memory::{GuestRam, PhysicalWriteError};
 
 /// The GPA of the local APICs.
-const LOCAL_APIC: u32 = 0xfee0_0000;
+pub(super) const LOCAL_APIC: u32 = 0xfee0_0000;
 /// The GPA of the I/O APIC.
-const IO_APIC: u32 = 0xfec0_0000;
+pub(super) const IO_APIC: u32 = 0xfec0_0000;
 /// The GPA of the floating pointer, in the first KiB, which the kernel scans first.
 const POINTER: u64 = 0x10;
 /// The number of inputs of the I/O APIC that always exist.

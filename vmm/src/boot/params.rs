@@ -8,7 +8,7 @@ use linux_loader::configurator::{BootConfigurator, BootParams};
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
 use vm_memory::GuestAddress;
 
-use super::{BootConfig, Initramfs, place};
+use super::{AcpiConfig, BootConfig, Initramfs, place};
 use crate::memory::{GuestRam, PhysicalWriteError, layout};
 
 const BOOT_FLAG: u16 = 0xaa55;
@@ -27,7 +27,10 @@ const E820_RESERVED: u32 = 2;
 pub(super) type E820Row = (u64, u64, u32);
 
 /// Returns the machine's memory as BIOS calls would report it.
-pub(super) fn e820(memory: u64) -> Vec<E820Row> {
+///
+/// The ACPI tables lie in the reserved row below 1 MiB. The ECAM gets a row of its own, as the PCI
+/// Firmware Specification (3.2, 4.1.2) asks for it.
+pub(super) fn e820(memory: u64, acpi: Option<&AcpiConfig>) -> Vec<E820Row> {
     let mut rows = vec![
         (0, place::LEGACY_HOLE, E820_RAM),
         (
@@ -40,7 +43,20 @@ pub(super) fn e820(memory: u64) -> Vec<E820Row> {
         let start = range.start.max(place::HIGH_MEMORY);
         rows.push((start, range.end - start, E820_RAM));
     }
+    if let Some(acpi) = acpi {
+        let ecam = acpi.ecam.range();
+        rows.push((ecam.start, ecam.end - ecam.start, E820_RESERVED));
+        rows.sort_unstable();
+    }
     rows
+}
+
+/// Returns the GPA of the ACPI root pointer, or 0 if the machine has none.
+pub(super) fn rsdp(config: &BootConfig<'_>) -> u64 {
+    match config.acpi {
+        Some(_) => place::RSDP,
+        None => 0,
+    }
 }
 
 pub(super) fn write(
@@ -64,7 +80,8 @@ pub(super) fn write(
         header.ramdisk_image = initramfs.start as u32;
         header.ramdisk_size = initramfs.size as u32;
     }
-    let rows = e820(ram.size());
+    params.acpi_rsdp_addr = rsdp(config);
+    let rows = e820(ram.size(), config.acpi.as_ref());
     for (slot, (addr, size, kind)) in params.e820_table.iter_mut().zip(&rows) {
         *slot = boot_e820_entry {
             addr: *addr,
@@ -100,7 +117,11 @@ mod tests {
     #[test]
     fn the_map_is_ascending_and_leaves_the_holes_out() {
         for memory in [32 << 20, 3 << 30, 5 << 30u64] {
-            let rows = e820(memory);
+            let without = e820(memory, None);
+            let acpi = AcpiConfig::new(1);
+            let rows = e820(memory, Some(&acpi));
+            assert_eq!(rows.len(), without.len() + 1);
+            assert!(without.iter().all(|row| rows.contains(row)), "{rows:x?}");
             assert!(
                 rows.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0),
                 "{rows:x?}"

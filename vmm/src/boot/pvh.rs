@@ -9,7 +9,7 @@ use linux_loader::configurator::{BootConfigurator, BootParams};
 use linux_loader::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
 use vm_memory::GuestAddress;
 
-use super::{Initramfs, params, place};
+use super::{BootConfig, Initramfs, params, place};
 use crate::memory::{GuestRam, PhysicalWriteError};
 
 const START_MAGIC: u32 = 0x336e_c578;
@@ -18,11 +18,12 @@ const VERSION_WITH_MEMORY_MAP: u32 = 1;
 /// Writes the start information, memory map and module list.
 pub(super) fn write(
     ram: &GuestRam,
+    config: &BootConfig<'_>,
     initramfs: Option<Initramfs>,
 ) -> Result<(), PhysicalWriteError> {
     let map_at = place::PVH_INFO + 0x100;
     let modules_at = place::PVH_INFO + 0x800;
-    let rows: Vec<hvm_memmap_table_entry> = params::e820(ram.size())
+    let rows: Vec<hvm_memmap_table_entry> = params::e820(ram.size(), config.acpi.as_ref())
         .into_iter()
         .map(|(addr, size, type_)| hvm_memmap_table_entry {
             addr,
@@ -35,6 +36,7 @@ pub(super) fn write(
         magic: START_MAGIC,
         version: VERSION_WITH_MEMORY_MAP,
         cmdline_paddr: place::COMMAND_LINE,
+        rsdp_paddr: params::rsdp(config),
         memmap_paddr: map_at,
         memmap_entries: rows.len() as u32,
         ..Default::default()

@@ -127,6 +127,7 @@ impl Bench {
             initramfs: None,
             command_line: program,
             cpus: 1,
+            acpi: None,
             interrupts: 0,
             protocol: None,
             rng_seed: [0; 32],

@@ -154,6 +154,7 @@ pub fn boot(
             initramfs: config.initramfs,
             command_line: &command_line,
             cpus: config.cpus,
+            acpi: None,
             interrupts: places.iter().map(|place| place.irq + 1).max().unwrap_or(0),
             protocol: config.protocol,
             rng_seed: rng_seed(),
