@@ -7,6 +7,7 @@
 //! Source: ACPI Specification 6.5, 4.8.3.6 (reset register), 4.8.3.7 (sleep control and status
 //! registers), 5.6.9 (interrupt-signaled events).
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,14 @@ pub struct PowerButton {
     interrupts_lost: u64,
 }
 
+impl fmt::Debug for PowerButton {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PowerButton")
+            .field("pressed", &self.pressed)
+            .finish_non_exhaustive()
+    }
+}
+
 impl PowerButton {
     /// Makes a button that interrupts on `line`, the input of the generic event device.
     #[must_use]
@@ -95,6 +104,15 @@ pub struct AcpiPorts {
     sleep_control: u8,
     button: PowerButton,
     signals: Arc<dyn MachineSignals>,
+}
+
+impl fmt::Debug for AcpiPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcpiPorts")
+            .field("sleep_control", &self.sleep_control)
+            .field("button", &self.button)
+            .finish_non_exhaustive()
+    }
 }
 
 impl AcpiPorts {

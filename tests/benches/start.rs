@@ -100,6 +100,7 @@ fn save_full_micro(host: &Host, micro: &Path, folder: &Path) -> Result<Duration,
         add_words: false,
         protocol: None,
         pit: false,
+        acpi: None,
         virtio: Default::default(),
         serial: serial.output(),
     };

@@ -47,6 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             add_words: true,
             protocol: None,
             pit: true,
+            acpi: None,
             virtio: Default::default(),
             serial: vmm::machine::SerialOutput::write_through(std::io::stdout()),
         },

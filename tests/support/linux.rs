@@ -77,6 +77,7 @@ impl Linux {
             add_words: true,
             protocol: options.protocol,
             pit: true,
+            acpi: None,
             virtio: options.virtio.clone(),
             serial: serial.output(),
         };

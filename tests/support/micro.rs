@@ -137,6 +137,7 @@ impl MicroGuest {
             add_words: false,
             protocol: None,
             pit: false,
+            acpi: None,
             virtio: Default::default(),
             serial: SerialOutput::write_through(gate.clone()),
         };

@@ -106,6 +106,7 @@ fn a_panic_is_told_of_a_restored_machine() {
             add_words: true,
             protocol: None,
             pit: true,
+            acpi: None,
             virtio: Default::default(),
             serial: SerialOutput::null(),
         },

@@ -1,7 +1,8 @@
 //! A KVM virtual machine with guest RAM, interrupt controllers and timer, before it has vCPUs.
 
 use kvm_bindings::{
-    KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
+    KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY,
+    kvm_irqchip, kvm_pit_config, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, VmFd};
 
@@ -50,6 +51,23 @@ pub(crate) fn furnish(vm: &VmFd, ram: &GuestRam, pit: bool) -> Result<(), KvmErr
             ..Default::default()
         };
         vm.create_pit2(config).call("KVM_CREATE_PIT2")?;
+    }
+    Ok(())
+}
+
+/// Masks all inputs of the two 8259s, as firmware does before it starts a system by ACPI.
+///
+/// KVM's reset leaves them unmasked with vectors from 0. A kernel that knows the machine as
+/// hardware-reduced never programs them, and takes their interrupts for exceptions.
+pub(crate) fn mask_8259s(vm: &VmFd) -> Result<(), KvmError> {
+    for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE] {
+        let mut chip = kvm_irqchip {
+            chip_id,
+            ..Default::default()
+        };
+        vm.get_irqchip(&mut chip).call("KVM_GET_IRQCHIP")?;
+        chip.chip.pic.imr = u8::MAX;
+        vm.set_irqchip(&chip).call("KVM_SET_IRQCHIP")?;
     }
     Ok(())
 }

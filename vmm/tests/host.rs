@@ -156,6 +156,7 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
     let kernel = micro_kernel();
     let good = || MachineConfig {
         pit: true,
+        acpi: None,
         ..config(&kernel, "calls 1")
     };
     let large = vec![1u8; 3 << 20];

@@ -187,6 +187,7 @@ impl VmBuilder {
                         add_words,
                         protocol: None,
                         pit: true,
+                        acpi: None,
                         virtio: VirtioConfig {
                             disks: self.disks.clone(),
                             rng: add_words,

@@ -101,6 +101,7 @@ fn booted(kvm: &Kvm, profile: &HostProfile, command_line: &str, cpus: u8) -> Mic
         add_words: false,
         protocol: None,
         pit: false,
+        acpi: None,
         virtio: Default::default(),
         serial: ConsoleOutput::write_through(output.clone()),
     };

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use devices::acpi::{self, AcpiPorts, PowerButton};
 use devices::pci::{ECAM_LENGTH, Ecam, PCI_PORTS_BASE, PCI_PORTS_LENGTH, PciBus, PciPorts};
 use devices::{
     Bus, BusError, CMOS_BASE, CMOS_LENGTH, COM1_BASE, COM1_IRQ, Cmos, CmosMemory, ConsoleOutput,
@@ -15,10 +16,10 @@ use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRang
 use super::control::Control;
 use super::shared::{IrqPin, Parts, Shared, Signals};
 use super::virtio::{self, ECAM, Transport, VirtioConfig, VirtioError};
-use super::{Devices, Machine, RunEnd};
+use super::{AcpiDevice, Devices, Machine, RunEnd};
 use crate::assist;
 use crate::boot::entry;
-use crate::boot::{self, BootConfig, BootError, EntryProtocol, KernelFile};
+use crate::boot::{self, AcpiConfig, AcpiError, BootConfig, BootError, EntryProtocol, KernelFile};
 use crate::host::HostProfile;
 use crate::host::cpuid::{self, Shape};
 use crate::memory::{GuestRam, HOLE_START, RamError};
@@ -47,6 +48,9 @@ pub struct MachineConfig<'a> {
     pub protocol: Option<EntryProtocol>,
     /// Whether there is an interval timer (PIT).
     pub pit: bool,
+    /// The ACPI tables, with the registers and the power button that they describe. The default is
+    /// none.
+    pub acpi: Option<AcpiConfig>,
     /// The virtio devices.
     pub virtio: VirtioConfig,
     /// The destination of serial output.
@@ -133,6 +137,12 @@ pub fn boot(
     check_cpus(config.cpus)?;
     let virtio = config.virtio.list();
     let places = virtio::places(virtio.len())?;
+    if let Some(acpi) = &config.acpi {
+        let found = acpi.power_button_gsi;
+        if places.iter().any(|place| u32::from(place.irq) == found) {
+            return Err(BootError::from(AcpiError::PowerButtonGsi { found }).into());
+        }
+    }
     let (command_line, added_words) = if config.add_words {
         let announced: Vec<String> = match config.virtio.transport {
             Transport::Mmio => places.iter().map(|place| place.word()).collect(),
@@ -154,7 +164,7 @@ pub fn boot(
             initramfs: config.initramfs,
             command_line: &command_line,
             cpus: config.cpus,
-            acpi: None,
+            acpi: config.acpi,
             interrupts: places.iter().map(|place| place.irq + 1).max().unwrap_or(0),
             protocol: config.protocol,
             rng_seed: rng_seed(),
@@ -165,11 +175,15 @@ pub fn boot(
         ram: &ram,
         cpus: config.cpus,
         pit: config.pit,
+        acpi: config.acpi,
         virtio: &virtio,
         transport: config.virtio.transport,
         serial: config.serial,
     };
     let (shared, devices) = assemble(profile, parts)?;
+    if config.acpi.is_some() {
+        vm::mask_8259s(shared.vm()?)?;
+    }
     let vcpus = create_vcpus(kvm, &shared, config.cpus)?;
     let boot_cpu = vcpus
         .first()
@@ -197,6 +211,7 @@ pub(crate) struct MachineParts<'a> {
     pub(crate) ram: &'a GuestRam,
     pub(crate) cpus: u8,
     pub(crate) pit: bool,
+    pub(crate) acpi: Option<AcpiConfig>,
     pub(crate) virtio: &'a [virtio::DeviceConfig],
     pub(crate) transport: Transport,
     pub(crate) serial: ConsoleOutput,
@@ -227,6 +242,7 @@ pub(crate) fn assemble(
         ram,
         cpus,
         pit,
+        acpi,
         virtio,
         transport,
         serial,
@@ -272,6 +288,7 @@ pub(crate) fn assemble(
             cmos_memory(ram.size()),
             std::time::SystemTime::now,
         ))),
+        acpi: acpi.map(|config| acpi_device(config, &vm, &signals)),
     };
     let mut pio = Bus::new();
     pio.insert("serial", COM1_BASE, UART_LENGTH, devices.serial.clone())?;
@@ -286,6 +303,10 @@ pub(crate) fn assemble(
         // The reset port is among them.
         Some(ports) => pio.insert("pci", PCI_PORTS_BASE, PCI_PORTS_LENGTH, ports.clone())?,
     }
+    if let Some(device) = &devices.acpi {
+        let base = u64::from(device.config.registers);
+        pio.insert("acpi", base, acpi::LENGTH, device.ports.clone())?;
+    }
     let shared = Shared::new(Parts {
         ram: ram.clone(),
         profile: profile.clone(),
@@ -297,6 +318,17 @@ pub(crate) fn assemble(
         backlog,
     });
     Ok((Arc::new(shared), devices))
+}
+
+fn acpi_device(config: AcpiConfig, vm: &Arc<VmFd>, signals: &Arc<Signals>) -> AcpiDevice {
+    let button = PowerButton::new(Arc::new(IrqPin {
+        vm: vm.clone(),
+        irq: config.power_button_gsi,
+    }));
+    AcpiDevice {
+        config,
+        ports: Arc::new(Mutex::new(AcpiPorts::new(button, signals.clone()))),
+    }
 }
 
 /// Creates vCPUs with their CPUID, in KVM's initial state.

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use devices::acpi::AcpiPorts;
 use devices::pci::PciPorts;
 use devices::{BusStats, Cmos, ConsoleOutput, ResetPort, Serial};
 use introspect::Gva;
@@ -41,6 +42,7 @@ pub use virtio::{
     VirtioStats,
 };
 
+use crate::boot::AcpiConfig;
 use crate::trap::{ArmError, Purpose, SiteId};
 use shared::Shared;
 
@@ -51,7 +53,14 @@ pub(crate) struct Devices {
     pub(crate) reset_port: Arc<Mutex<ResetPort>>,
     /// The ports of the PCI bus, if there is one.
     pub(crate) pci_ports: Option<Arc<Mutex<PciPorts>>>,
+    pub(crate) acpi: Option<AcpiDevice>,
     pub(crate) virtio: virtio::Devices,
+}
+
+/// The ACPI registers, and the configuration by which the guest finds them.
+pub(crate) struct AcpiDevice {
+    pub(crate) config: AcpiConfig,
+    pub(crate) ports: Arc<Mutex<AcpiPorts>>,
 }
 
 /// A machine with running or paused vCPUs.
@@ -190,6 +199,17 @@ impl Machine {
     /// Sends bytes to the guest's serial port. Returns the number of bytes that it accepted.
     pub fn serial_input(&self, bytes: &[u8]) -> usize {
         self.serial().push_input(bytes)
+    }
+
+    /// Presses the power button, which asks the guest to shut down. Returns `false` if the machine
+    /// has none, because it is without ACPI.
+    pub fn press_power_button(&self) -> bool {
+        let Some(acpi) = &self.devices.acpi else {
+            return false;
+        };
+        let mut ports = acpi.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.power_button().press();
+        true
     }
 
     /// Returns the state of the serial port's output, if that has a queue.

@@ -44,6 +44,7 @@ pub use restore::{RestoreError, RestoredMachine, restore};
 pub use save::{SaveError, Saved, Stage, save, write};
 pub use verify::{CheckStats, Checks, DamagedPiece, PageMap, SavedMemory};
 
+use crate::boot::AcpiConfig;
 use crate::machine::virtio::SavedDevice;
 use crate::vcpu::state::VcpuState;
 
@@ -73,7 +74,15 @@ pub(crate) struct SavedMachine {
     pub(crate) reset_port: devices::ResetPortState,
     /// The address port of the PCI bus, if there is one.
     pub(crate) pci_address: Option<u32>,
+    pub(crate) acpi: Option<SavedAcpi>,
     pub(crate) virtio: Vec<SavedDevice>,
+}
+
+/// The ACPI registers as they are written. The tables are in guest memory.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct SavedAcpi {
+    pub(crate) config: AcpiConfig,
+    pub(crate) state: devices::acpi::AcpiState,
 }
 
 /// The caller's additions to a machine's own state.

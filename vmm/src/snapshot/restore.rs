@@ -249,6 +249,7 @@ fn build(
         ram,
         cpus,
         pit: saved.pit.is_some(),
+        acpi: saved.acpi.map(|acpi| acpi.config),
         virtio: &virtio,
         transport: match saved.pci_address {
             Some(_) => Transport::Pci,
@@ -293,6 +294,13 @@ fn build(
     if let (Some(ports), Some(address)) = (&devices.pci_ports, saved.pci_address) {
         let mut ports = ports.lock().unwrap_or_else(PoisonError::into_inner);
         ports.set_address(address);
+    }
+    if let (Some(device), Some(saved)) = (&devices.acpi, &saved.acpi) {
+        device
+            .ports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .restore(&saved.state);
     }
     devices.virtio.restore(&saved.virtio)?;
     launch(shared, devices, vcpus, watch)

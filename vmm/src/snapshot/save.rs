@@ -13,7 +13,9 @@ use kvm_ioctls::Kvm;
 use super::folder::{FolderError, NewFolder};
 use super::pieces::{self, Piece, Reader};
 use super::running::Writing;
-use super::{FileRefusal, Files, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotInfo, format};
+use super::{
+    FileRefusal, Files, MEMORY_FILE, STATE_FILE, SavedAcpi, SavedMachine, SnapshotInfo, format,
+};
 use crate::host::cpuid::host_name;
 use crate::machine::{Machine, Paused};
 use crate::vm::{KvmError, NameCall};
@@ -224,6 +226,14 @@ fn collect(
         pci_address: devices.pci_ports.as_ref().map(|ports| {
             let ports = ports.lock().unwrap_or_else(PoisonError::into_inner);
             ports.address()
+        }),
+        acpi: devices.acpi.as_ref().map(|acpi| SavedAcpi {
+            config: acpi.config,
+            state: acpi
+                .ports
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .state(),
         }),
         virtio: devices.virtio.save(),
     })

@@ -134,6 +134,7 @@ pub fn config<'a>(kernel: &'a KernelFile, command_line: &'a str) -> MachineConfi
         add_words: false,
         protocol: None,
         pit: false,
+        acpi: None,
         virtio: Default::default(),
         serial: devices::ConsoleOutput::null(),
     }

@@ -101,6 +101,7 @@ fn run(
         add_words: false,
         protocol: None,
         pit: false,
+        acpi: None,
         virtio: Default::default(),
         serial: SerialOutput::null(),
     };

@@ -201,6 +201,7 @@ pub fn start(
                     add_words: true,
                     protocol: None,
                     pit: true,
+                    acpi: None,
                     virtio: Default::default(),
                     serial: serial.output(),
                 },

@@ -116,6 +116,7 @@ pub fn make(
             add_words,
             protocol: args.entry.map(Into::into),
             pit: !args.no_pit,
+            acpi: None,
             virtio: virtio(args, &kernel, add_words),
             serial,
         },
