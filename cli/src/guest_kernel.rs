@@ -22,7 +22,7 @@ use probes::kernel_view::{KernelView, KernelViewError, kernel_space, running_sym
 use probes::provider::UnknownFunction;
 use probes::provider::kprobe::unknown_functions;
 use vmm::Machine;
-use vmm::boot::{KernelFile, KernelFileError};
+use vmm::boot::{AcpiConfig, KernelFile, KernelFileError};
 use vmm::machine::{Paused, Transport};
 use vmm::snapshot::{KernelHash, KernelReference};
 
@@ -33,6 +33,8 @@ const LINUX: &str = "entry_SYSCALL_64";
 const COMMAND_LINE_DEVICES: &str = "vm_cmdline_set";
 /// A symbol of kernels with PCI (drivers/pci/pci-driver.c).
 const PCI: &str = "pci_bus_type";
+/// A symbol of kernels with ACPI (arch/x86/kernel/acpi/boot.c).
+const ACPI: &str = "acpi_disabled";
 /// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is
 /// done.
 const SYSTEM_SCHEDULING: u32 = 1;
@@ -164,16 +166,24 @@ impl GuestKernel {
         symbols.map_or(true, |s| s.address_of(LINUX).is_some())
     }
 
+    fn has(&self, symbol: &str) -> bool {
+        let symbols = self.known.symbols.as_ref();
+        symbols.is_ok_and(|symbols| symbols.address_of(symbol).is_some())
+    }
+
     /// Returns the way in which this kernel finds virtio devices.
     pub fn transport(&self) -> Transport {
-        let has = |name| {
-            let symbols = self.known.symbols.as_ref();
-            symbols.is_ok_and(|symbols| symbols.address_of(name).is_some())
-        };
-        match !has(COMMAND_LINE_DEVICES) && has(PCI) {
+        match !self.has(COMMAND_LINE_DEVICES) && self.has(PCI) {
             true => Transport::Pci,
             false => Transport::Mmio,
         }
+    }
+
+    /// Returns the ACPI tables for a machine with `cpus` vCPUs and this transport: those of a PC,
+    /// if it is one and this kernel reads them.
+    pub fn acpi(&self, transport: Transport, cpus: u8) -> Option<AcpiConfig> {
+        let wanted = transport == Transport::Pci && self.has(ACPI);
+        wanted.then(|| AcpiConfig::new(cpus))
     }
 
     /// Returns the symbols at their link addresses.

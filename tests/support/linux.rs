@@ -6,8 +6,8 @@ use introspect::kernel::running::RunningKernel;
 use introspect::{Gpa, PhysicalMemory};
 use probes::kernel_view::{KernelView, kernel_space, running_symbols};
 use probes::text_hash::TextHash;
-use vmm::boot::EntryProtocol;
-use vmm::machine::{Machine, MachineConfig, RunEnd, VirtioConfig, boot};
+use vmm::boot::{AcpiConfig, EntryProtocol};
+use vmm::machine::{Machine, MachineConfig, RunEnd, Transport, VirtioConfig, boot};
 
 use crate::host::Host;
 use crate::kernel::Kernel;
@@ -77,7 +77,10 @@ impl Linux {
             add_words: true,
             protocol: options.protocol,
             pit: true,
-            acpi: None,
+            acpi: match options.virtio.transport {
+                Transport::Mmio => None,
+                Transport::Pci => Some(AcpiConfig::new(options.cpus)),
+            },
             virtio: options.virtio.clone(),
             serial: serial.output(),
         };

@@ -187,7 +187,7 @@ impl VmBuilder {
                         add_words,
                         protocol: None,
                         pit: true,
-                        acpi: None,
+                        acpi: kernel.acpi(kernel.transport(), self.cpus),
                         virtio: VirtioConfig {
                             disks: self.disks.clone(),
                             rng: add_words,

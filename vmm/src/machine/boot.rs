@@ -137,7 +137,7 @@ pub fn boot(
     check_cpus(config.cpus)?;
     let virtio = config.virtio.list();
     let places = virtio::places(virtio.len())?;
-    if let Some(acpi) = &config.acpi {
+    if let (Some(acpi), Transport::Mmio) = (&config.acpi, config.virtio.transport) {
         let found = acpi.power_button_gsi;
         if places.iter().any(|place| u32::from(place.irq) == found) {
             return Err(BootError::from(AcpiError::PowerButtonGsi { found }).into());

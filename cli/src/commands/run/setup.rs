@@ -104,6 +104,7 @@ pub fn make(
         ));
     };
     let add_words = !args.no_words && kernel.is_linux();
+    let virtio = virtio(args, &kernel, add_words);
     let booted = vmm::machine::boot(
         &host.kvm,
         &host.profile,
@@ -116,8 +117,8 @@ pub fn make(
             add_words,
             protocol: args.entry.map(Into::into),
             pit: !args.no_pit,
-            acpi: None,
-            virtio: virtio(args, &kernel, add_words),
+            acpi: kernel.acpi(virtio.transport, args.cpus),
+            virtio,
             serial,
         },
     )?;

@@ -231,10 +231,12 @@ fn the_dsdt_names_the_devices() {
     assert!(with && !contains(&without, &(1u64 << 38).to_le_bytes()));
 }
 
+type Change<'a> = &'a dyn Fn(&mut AcpiConfig);
+
 #[test]
 fn wrong_values_are_refused() {
     let good = AcpiConfig::new(2);
-    let check = |change: &dyn Fn(&mut AcpiConfig)| {
+    let check = |change: Change<'_>| {
         let mut config = good;
         change(&mut config);
         let error = config.check(5 << 30, 2).unwrap_err();
@@ -269,7 +271,7 @@ fn wrong_values_are_refused() {
     };
     let error = check(&|config| config.mmio64 = Some(below));
     assert!(matches!(error, AcpiError::Window { .. }));
-    let overlaps: [(&dyn Fn(&mut AcpiConfig), _, _); 4] = [
+    let overlaps: [(Change<'_>, _, _); 4] = [
         (
             &|config| config.ecam.base = HOLE_START,
             "the ECAM",

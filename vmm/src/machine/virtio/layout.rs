@@ -17,12 +17,11 @@ const INPUTS: [u8; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 2
 /// The maximum number of virtio devices of a machine.
 pub const MAX_DEVICES: usize = 16;
 
-/// The address of the first PCI function's memory.
-pub(crate) const PCI_WINDOW: u64 = 0xe100_0000;
-/// The end of the addresses that PCI functions may have.
-pub(crate) const PCI_WINDOW_END: u64 = 0xe800_0000;
+/// The address of the first PCI function's memory, in the window that ACPI tells of
+/// ([`AcpiConfig::new`](crate::boot::AcpiConfig::new)).
+const PCI_WINDOW: u64 = crate::memory::HOLE_START;
 /// The address of the PCI bus's ECAM region.
-pub(crate) const ECAM: u64 = PCI_WINDOW_END;
+pub(crate) const ECAM: u64 = 0xe800_0000;
 
 /// Returns the address of the memory of a machine's PCI function number `index`, from 0. `None`
 /// beyond the last.
@@ -60,6 +59,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::boot::AcpiConfig;
     use crate::memory::{HOLE_END, HOLE_START};
 
     #[test]
@@ -75,10 +75,16 @@ mod tests {
         }
         const IO_APIC: u64 = 0xfec0_0000;
         assert!(places[0].address >= HOLE_START && IO_APIC < HOLE_END);
-        assert!(places[MAX_DEVICES - 1].address + PAGE <= PCI_WINDOW);
+        assert!(places[MAX_DEVICES - 1].address + PAGE <= ECAM);
         let last = pci_memory(MAX_DEVICES - 1).unwrap();
-        assert!(last + PCI_MEMORY_LENGTH <= PCI_WINDOW_END);
-        const { assert!(ECAM + devices::pci::ECAM_LENGTH <= IO_APIC) };
+        let told = AcpiConfig::new(1);
+        assert!(told.mmio32.range().contains(&PCI_WINDOW));
+        assert!(
+            told.mmio32
+                .range()
+                .contains(&(last + PCI_MEMORY_LENGTH - 1))
+        );
+        assert_eq!(told.ecam.range(), ECAM..ECAM + devices::pci::ECAM_LENGTH);
         const { assert!(MAX_DEVICES < devices::pci::MAX_FUNCTIONS) };
     }
 
