@@ -33,7 +33,7 @@ fn check(file: &[u8]) -> Timeline {
 
 #[test]
 fn what_processes_did_is_a_timeline() {
-    let told = timeline(&story::records(), ptrace::render::Perfetto::new());
+    let told = timeline(&story::records(), ptrace::render::Perfetto::default());
     for (what, number) in [
         ("clock_snapshot", 1),
         ("flows", 3),
@@ -61,7 +61,7 @@ fn what_processes_did_is_a_timeline() {
 #[test]
 #[should_panic(expected = "slices do not end")]
 fn a_timeline_that_is_cut_short_is_told() {
-    let (mut file, mut format) = (Vec::new(), ptrace::render::Perfetto::new());
+    let (mut file, mut format) = (Vec::new(), ptrace::render::Perfetto::default());
     for record in story::records() {
         let rendered = format.record(&record, &mut file);
         rendered.unwrap_or_else(|e| panic!("rendering: {e}"));
@@ -72,7 +72,8 @@ fn a_timeline_that_is_cut_short_is_told() {
 #[test]
 fn a_timeline_says_both_clocks_and_may_be_empty() {
     let hour = 3_600_000_000_000;
-    let format = || ptrace::render::Perfetto::new().with_boottime_offset(story::BEGINNING - hour);
+    let format =
+        || ptrace::render::Perfetto::default().with_boottime_offset(story::BEGINNING - hour);
     let told = timeline(&story::records(), format());
     assert_eq!(told.count("clock_snapshot"), 1);
     let told = timeline(&[], format());

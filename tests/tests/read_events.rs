@@ -125,7 +125,7 @@ fn lines_are_read() {
 /// values added.
 #[test]
 fn objects_are_read() {
-    let (mut json, mut format) = (Vec::new(), Json::new());
+    let (mut json, mut format) = (Vec::new(), Json::default());
     for record in story::records() {
         or_end("JSON", format.record(&record, &mut json));
     }

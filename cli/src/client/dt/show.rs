@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use trace_devices::dt::abi::{EventFields, Values};
+use trace_devices::render::Render;
 
 use crate::client::dt::ABI;
 use crate::client::streams::StreamFormat;
@@ -19,7 +20,7 @@ pub type Names = Arc<BTreeMap<u32, String>>;
 ///
 /// # Errors
 /// If there is none.
-pub fn shape(format: StreamFormat, names: &Names) -> Result<Box<dyn Shape>, String> {
+pub fn shape(format: StreamFormat, names: &Names) -> Result<Box<Shape>, String> {
     let names = names.clone();
     match format {
         StreamFormat::Raw => Ok(Box::new(AsIs)),
@@ -34,7 +35,7 @@ struct Lines {
     json: bool,
 }
 
-impl Shape for Lines {
+impl Render<[u8]> for Lines {
     fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
         let event = ABI.read_event(record);
         let event = event.ok_or_else(|| io::Error::other("too few bytes for an event"))?;
@@ -83,10 +84,6 @@ impl Shape for Lines {
             line.insert(key.to_owned(), value);
         }
         writeln!(out, "{}", Value::Object(line))
-    }
-
-    fn finish(&mut self, _: &mut dyn Write) -> io::Result<()> {
-        Ok(())
     }
 }
 

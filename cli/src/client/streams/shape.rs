@@ -17,20 +17,8 @@ use crate::protocol::ports::EventName;
 /// The largest number of cached names: each took a request to the machine.
 const MOST_NAMES: usize = 1 << 16;
 
-/// A format of one file of records.
-pub trait Shape {
-    /// Writes the complete part of the output for a record.
-    ///
-    /// # Errors
-    /// Those of `out`, or if these bytes are not a record.
-    fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()>;
-
-    /// Writes the rest of the output.
-    ///
-    /// # Errors
-    /// Those of `out`.
-    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()>;
-}
+/// A renderer of a device's records as bytes. Records that are not of the device are errors.
+pub type Shape = dyn Render<[u8]>;
 
 /// The known facts about the machine whose events are shown. Cloning shares them.
 #[derive(Clone)]
@@ -78,11 +66,7 @@ impl Guest {
 ///
 /// # Errors
 /// If the port has no such format.
-pub fn shape(
-    port: EventName,
-    format: StreamFormat,
-    guest: &Guest,
-) -> Result<Box<dyn Shape>, String> {
+pub fn shape(port: EventName, format: StreamFormat, guest: &Guest) -> Result<Box<Shape>, String> {
     let symbols = || guest.symbols();
     let clock = guest.clock;
     let known =
@@ -97,24 +81,24 @@ pub fn shape(
             let hz = clock.map(|clock| clock.hz);
             lines(trace_render::Collapsed::new(symbols(), hz))
         }
-        (EventName::Ptrace, StreamFormat::Text) => records(ptrace::render::Text::new()),
-        (EventName::Ptrace, StreamFormat::Json) => records(ptrace::render::Json::new()),
-        (EventName::Ptrace, StreamFormat::Perfetto) => records(ptrace::render::Perfetto::new()),
-        (EventName::Ptrace, StreamFormat::Svg) => records(ptrace::render::Svg::new()),
+        (EventName::Ptrace, StreamFormat::Text) => records(ptrace::render::Text::default()),
+        (EventName::Ptrace, StreamFormat::Json) => records(ptrace::render::Json::default()),
+        (EventName::Ptrace, StreamFormat::Perfetto) => records(ptrace::render::Perfetto::default()),
+        (EventName::Ptrace, StreamFormat::Svg) => records(ptrace::render::Svg::default()),
         (EventName::Trace, StreamFormat::Svg) | (EventName::Ptrace, StreamFormat::Collapsed) => {
             return Err("not a format of this port".into());
         }
     })
 }
 
-fn lines(render: impl Render<TraceLine> + 'static) -> Box<dyn Shape> {
+fn lines(render: impl Render<TraceLine> + 'static) -> Box<Shape> {
     Box::new(Rendered {
         parse: |bytes| TraceLine::parse(bytes).map_err(io::Error::other),
         render,
     })
 }
 
-fn records(render: impl Render<Record> + 'static) -> Box<dyn Shape> {
+fn records(render: impl Render<Record> + 'static) -> Box<Shape> {
     Box::new(Rendered {
         parse: |bytes| {
             let bytes = bytes.try_into().map_err(io::Error::other)?;
@@ -127,13 +111,9 @@ fn records(render: impl Render<Record> + 'static) -> Box<dyn Shape> {
 /// The device's own bytes.
 pub struct AsIs;
 
-impl Shape for AsIs {
+impl Render<[u8]> for AsIs {
     fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
         out.write_all(record)
-    }
-
-    fn finish(&mut self, _: &mut dyn Write) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -142,7 +122,7 @@ struct Rendered<T, R> {
     render: R,
 }
 
-impl<T, R: Render<T>> Shape for Rendered<T, R> {
+impl<T, R: Render<T>> Render<[u8]> for Rendered<T, R> {
     fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
         let parsed = (self.parse)(record)?;
         self.render.record(&parsed, out)

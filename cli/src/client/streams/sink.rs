@@ -51,14 +51,14 @@ pub struct Rotation {
 }
 
 /// A maker of a file's shape.
-pub type MakeShape = Box<dyn Fn() -> Result<Box<dyn Shape>, String>>;
+pub type MakeShape = Box<dyn Fn() -> Result<Box<Shape>, String>>;
 
 /// The destination of a stream.
 pub struct Sink {
     output: Output,
     stop: Stop,
     make: MakeShape,
-    shape: Box<dyn Shape>,
+    shape: Box<Shape>,
     /// The bytes not written yet.
     waiting: Vec<u8>,
     /// The bytes of records accepted for the file, and the bytes made of them.
@@ -277,6 +277,8 @@ mod tests {
     use std::io::Read;
     use std::os::fd::OwnedFd;
 
+    use trace_devices::render::Render;
+
     use super::*;
 
     /// A shape with a beginning, an end and as many letters as records.
@@ -284,7 +286,7 @@ mod tests {
         begun: bool,
     }
 
-    impl Shape for Bracketed {
+    impl Render<[u8]> for Bracketed {
         fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
             if !std::mem::replace(&mut self.begun, true) {
                 out.write_all(b"<")?;
@@ -300,7 +302,7 @@ mod tests {
     /// A shape that writes everything at the end.
     struct Late(Vec<u8>);
 
-    impl Shape for Late {
+    impl Render<[u8]> for Late {
         fn record(&mut self, record: &[u8], _: &mut dyn Write) -> io::Result<()> {
             self.0.extend(record);
             Ok(())

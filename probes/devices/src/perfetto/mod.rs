@@ -167,6 +167,13 @@ pub(crate) struct Event<'a> {
     pub(crate) notes: &'a [(&'a str, Note<'a>)],
 }
 
+/// The output, and the time of what is written to it.
+pub(crate) struct At<'o> {
+    pub(crate) out: &'o mut dyn Write,
+    /// Nanoseconds since the epoch.
+    pub(crate) time: u64,
+}
+
 /// A value beside an event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Note<'a> {
@@ -205,29 +212,14 @@ impl Track {
         self.open > 0
     }
 
-    /// Returns the time of the last event.
-    pub(crate) fn last(&self) -> u64 {
-        self.last
-    }
-
     /// Begins a slice, within those that are open.
-    pub(crate) fn begin(
-        &mut self,
-        out: &mut dyn Write,
-        time: u64,
-        said: &Event<'_>,
-    ) -> io::Result<()> {
+    pub(crate) fn begin(&mut self, at: &mut At<'_>, said: &Event<'_>) -> io::Result<()> {
         self.open += 1;
-        self.event(out, time, event::SLICE_BEGIN, said)
+        self.event(at, event::SLICE_BEGIN, said)
     }
 
     /// Ends the innermost open slice, with these further values; does nothing if there is none.
-    pub(crate) fn end(
-        &mut self,
-        out: &mut dyn Write,
-        time: u64,
-        notes: &[(&str, Note<'_>)],
-    ) -> io::Result<()> {
+    pub(crate) fn end(&mut self, at: &mut At<'_>, notes: &[(&str, Note<'_>)]) -> io::Result<()> {
         if self.open == 0 {
             return Ok(());
         }
@@ -236,36 +228,32 @@ impl Track {
             notes,
             ..Event::default()
         };
-        self.event(out, time, event::SLICE_END, &said)
+        self.event(at, event::SLICE_END, &said)
     }
 
     /// Ends all open slices.
-    pub(crate) fn close(&mut self, out: &mut dyn Write, time: u64) -> io::Result<()> {
+    pub(crate) fn close(&mut self, at: &mut At<'_>) -> io::Result<()> {
         while self.is_open() {
-            self.end(out, time, &[])?;
+            self.end(at, &[])?;
         }
         Ok(())
     }
 
-    /// Writes an event without duration.
-    pub(crate) fn instant(
-        &mut self,
-        out: &mut dyn Write,
-        time: u64,
-        said: &Event<'_>,
-    ) -> io::Result<()> {
-        self.event(out, time, event::INSTANT, said)
+    /// Ends all open slices at the time of the last event, and returns that time.
+    pub(crate) fn finish(&mut self, out: &mut dyn Write) -> io::Result<u64> {
+        let time = self.last;
+        self.close(&mut At { out, time })?;
+        Ok(time)
     }
 
-    fn event(
-        &mut self,
-        out: &mut dyn Write,
-        time: u64,
-        kind: u64,
-        said: &Event<'_>,
-    ) -> io::Result<()> {
+    /// Writes an event without duration.
+    pub(crate) fn instant(&mut self, at: &mut At<'_>, said: &Event<'_>) -> io::Result<()> {
+        self.event(at, event::INSTANT, said)
+    }
+
+    fn event(&mut self, to: &mut At<'_>, kind: u64, said: &Event<'_>) -> io::Result<()> {
         // Records of several CPUs can come some nanoseconds out of order.
-        self.last = self.last.max(time);
+        self.last = self.last.max(to.time);
         let mut body = Message::new();
         body.number(event::TYPE, kind);
         body.number(event::TRACK_UUID, self.uuid);
@@ -287,7 +275,7 @@ impl Track {
         let mut packet = Message::new();
         at(&mut packet, self.last);
         packet.message(packet::TRACK_EVENT, &body);
-        send(out, packet)
+        send(to.out, packet)
     }
 }
 

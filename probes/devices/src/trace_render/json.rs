@@ -93,8 +93,4 @@ impl Render<TraceLine> for Json {
             LineKind::Exit => writeln!(out, "{text},\"return\":\"{a:#x}\"}}"),
         }
     }
-
-    fn finish(&mut self, _: &mut dyn Write) -> io::Result<()> {
-        Ok(())
-    }
 }

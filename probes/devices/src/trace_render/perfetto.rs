@@ -11,7 +11,7 @@ use lru::LruCache;
 use probes::clock::Clock;
 
 use super::{MAX_TASKS, Symbols, named};
-use crate::perfetto::{self, Event, Note, ThreadTrack, Track, make_room};
+use crate::perfetto::{self, At, Event, Note, ThreadTrack, Track, make_room};
 use crate::render::Render;
 use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
@@ -59,8 +59,7 @@ impl Perfetto {
 
     fn track(&mut self, pid: u64, out: &mut dyn Write) -> io::Result<&mut Track> {
         if let Some(mut gone) = make_room(&mut self.tracks, pid) {
-            let last = gone.last();
-            gone.close(out, last)?;
+            gone.finish(out)?;
         }
         self.tracks.try_get_or_insert_mut(pid, || {
             self.uuids += 2;
@@ -96,6 +95,7 @@ impl Render<TraceLine> for Perfetto {
         let name = named(&self.symbols, line.pc);
         let [a, b, c, d] = line.arguments;
         let track = self.track(line.pid, out)?;
+        let at = &mut At { out, time };
         match line.kind {
             LineKind::Entry => {
                 let notes = [("arg1", a), ("arg2", b), ("arg3", c), ("arg4", d)]
@@ -106,11 +106,9 @@ impl Render<TraceLine> for Perfetto {
                     notes: &notes,
                     ..Event::default()
                 };
-                track.begin(out, time, &call)
+                track.begin(at, &call)
             }
-            LineKind::Exit if track.is_open() => {
-                track.end(out, time, &[("return", Note::Address(a))])
-            }
+            LineKind::Exit if track.is_open() => track.end(at, &[("return", Note::Address(a))]),
             LineKind::Exit => {
                 let name = format!("return to {name}");
                 let unmatched = Event {
@@ -119,7 +117,7 @@ impl Render<TraceLine> for Perfetto {
                     notes: &[("return", Note::Address(a))],
                     ..Event::default()
                 };
-                track.instant(out, time, &unmatched)
+                track.instant(at, &unmatched)
             }
         }
     }
@@ -128,7 +126,7 @@ impl Render<TraceLine> for Perfetto {
         if !self.started {
             self.start(0, out)?;
         }
-        let latest = self.latest;
-        (self.tracks.iter_mut()).try_for_each(|(_, track)| track.close(out, latest))
+        let time = self.latest;
+        (self.tracks.iter_mut()).try_for_each(|(_, track)| track.close(&mut At { out, time }))
     }
 }

@@ -38,25 +38,9 @@ use crate::ptrace::record::{EventType, Record, STATE_NAMES, sleep_parts};
 use crate::render::Render;
 
 /// A renderer that writes a line for each record.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Json {
     tasks: Tasks,
-}
-
-impl Default for Json {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Json {
-    /// Makes a renderer that knows no names.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            tasks: Tasks::new(),
-        }
-    }
 }
 
 impl Render<Record> for Json {
@@ -76,10 +60,6 @@ impl Render<Record> for Json {
             decoded(record)
         );
         writeln!(out, "{line}")
-    }
-
-    fn finish(&mut self, _: &mut dyn Write) -> io::Result<()> {
-        Ok(())
     }
 }
 

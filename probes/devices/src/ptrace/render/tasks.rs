@@ -18,14 +18,15 @@ pub(super) struct Seen {
     state: Option<EventType>,
 }
 
-impl Tasks {
-    /// Makes an empty table.
-    pub(super) fn new() -> Self {
+impl Default for Tasks {
+    fn default() -> Self {
         Self {
             seen: LruCache::sparse(MAX_TASKS),
         }
     }
+}
 
+impl Tasks {
     /// Updates the record's process and returns its name and state.
     pub(super) fn record(&mut self, record: &Record) -> &Seen {
         let seen = self.seen.get_or_insert_mut(record.pid, Seen::default);

@@ -45,7 +45,7 @@ fn rendered(records: &[Record], mut format: impl Render<Record>) -> Vec<u8> {
 }
 
 fn decoded(records: &[Record]) -> Decoded {
-    let file = rendered(records, Perfetto::new());
+    let file = rendered(records, Perfetto::default());
     decode(&file, ZERO.cast_unsigned()).unwrap()
 }
 
@@ -66,9 +66,9 @@ fn matches(name: &str, got: &str) {
 #[test]
 fn the_story_is_told_in_every_format() {
     let text = |format: &[u8]| String::from_utf8(format.to_vec()).unwrap();
-    matches("story.text", &text(&rendered(&story(), Text::new())));
-    matches("story.json", &text(&rendered(&story(), Json::new())));
-    matches("story.svg", &text(&rendered(&story(), Svg::new())));
+    matches("story.text", &text(&rendered(&story(), Text::default())));
+    matches("story.json", &text(&rendered(&story(), Json::default())));
+    matches("story.svg", &text(&rendered(&story(), Svg::default())));
     matches(
         "story.perfetto",
         &(decoded(&story()).lines.join("\n") + "\n"),
@@ -81,7 +81,7 @@ fn the_story_is_told_in_every_format() {
 fn text_can_be_taken_apart_by_fields() {
     let mut named = story()[0];
     named.argument = u64::from_le_bytes(*b"a b\t'c# ");
-    let text = String::from_utf8(rendered(&[named], Text::new())).unwrap();
+    let text = String::from_utf8(rendered(&[named], Text::default())).unwrap();
     let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with('#')).collect();
     let fields: Vec<&str> = lines[0].split_whitespace().collect();
     let expected = [
@@ -95,21 +95,6 @@ fn text_can_be_taken_apart_by_fields() {
         "0x202363270962206",
     ];
     assert_eq!(fields[..7], expected[..7]);
-    for line in String::from_utf8(rendered(&story(), Text::new()))
-        .unwrap()
-        .lines()
-    {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        if line.starts_with('#') {
-            continue;
-        }
-        assert!(fields.len() >= 8, "{line}");
-        let [.., number, argument] = fields[..] else {
-            panic!("{line}");
-        };
-        number.parse::<u32>().unwrap();
-        u64::from_str_radix(argument.strip_prefix("0x").unwrap(), 16).unwrap();
-    }
 }
 
 fn record(pid: u32, event: EventType, machine: u32, time: i64) -> Record {
@@ -123,8 +108,10 @@ fn record(pid: u32, event: EventType, machine: u32, time: i64) -> Record {
 }
 
 /// Returns the lines of events, without those about tracks and clocks.
-fn events(records: &[Record]) -> Vec<String> {
-    let lines = decoded(records).lines.into_iter();
+fn events(records: &[(u32, EventType, u32)]) -> Vec<String> {
+    let records = (0..).zip(records);
+    let records = records.map(|(time, (pid, event, cpu))| record(*pid, *event, *cpu, time));
+    let lines = decoded(&records.collect::<Vec<_>>()).lines.into_iter();
     let events = lines.filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
     events.collect()
 }
@@ -209,11 +196,7 @@ fn arrows_lead_from_the_waker_to_the_next_run() {
             &["_ 1: ! wakeup: wakes _ 2 ->1", "_ 2: [ sched: Running 1->"],
         ),
     ] {
-        let records: Vec<Record> = (0..)
-            .zip(records)
-            .map(|(time, (pid, event, machine))| record(*pid, *event, *machine, time))
-            .collect();
-        let all = events(&records);
+        let all = events(records);
         let found: Vec<&str> = (all.iter().filter(|line| line.contains("->")))
             .map(|line| {
                 let line = line.split_once(' ').unwrap().1;
@@ -260,11 +243,7 @@ fn who_runs_elsewhere_no_longer_runs_here() {
             "0 CPU 0: [ 1|0 _ 1: [ Running|1 CPU 0: ]|1 _ 1: ]|1 CPU 0: [ 2|1 _ 2: [ Running|2 _ 1: [ Sleep (Dead)|2 _ 1: ]|2 _ 2: ]|2 CPU 0: ]",
         ),
     ] {
-        let records: Vec<Record> = (0..)
-            .zip(records)
-            .map(|(time, (pid, event, machine))| record(*pid, *event, *machine, time))
-            .collect();
-        let all: Vec<String> = (events(&records).iter())
+        let all: Vec<String> = (events(records).iter())
             .map(|line| {
                 let short = line.replace(" sched: ", " ").replace("[ _ ", "[ ");
                 let end = ["(pid", "(cpu", "(pc", "(vector"]
@@ -301,7 +280,8 @@ fn a_crowd_is_a_timeline_too() {
 
 #[test]
 fn a_picture_says_what_it_leaves_out() {
-    let picture = |records: &[Record]| String::from_utf8(rendered(records, Svg::new())).unwrap();
+    let picture =
+        |records: &[Record]| String::from_utf8(rendered(records, Svg::default())).unwrap();
     let processes = u32::try_from(MAX_ROWS).unwrap() + 3;
     let crowd: Vec<Record> = (1..=processes)
         .map(|pid| record(pid, EventType::Run, 0, i64::from(pid)))
@@ -385,10 +365,10 @@ impl io::Write for Nowhere {
 #[test]
 fn a_closed_pipe_is_an_error_of_its_kind() {
     let formats: [Box<dyn Render<Record>>; 4] = [
-        Box::new(Text::new()),
-        Box::new(Json::new()),
-        Box::new(Perfetto::new()),
-        Box::new(Svg::new()),
+        Box::new(Text::default()),
+        Box::new(Json::default()),
+        Box::new(Perfetto::default()),
+        Box::new(Svg::default()),
     ];
     for mut format in formats {
         let all = story();
@@ -402,7 +382,7 @@ fn a_closed_pipe_is_an_error_of_its_kind() {
 proptest! {
     #[test]
     fn any_records_make_well_formed_output(records in prop::collection::vec(any_record(), 0..60)) {
-        let json = String::from_utf8(rendered(&records, Json::new())).unwrap();
+        let json = String::from_utf8(rendered(&records, Json::default())).unwrap();
         prop_assert_eq!(json.lines().count(), records.len());
         for (line, record) in json.lines().zip(&records) {
             let object: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -411,17 +391,21 @@ proptest! {
             prop_assert_eq!(&object["arg"], &format!("{:#x}", record.argument));
         }
 
-        let text = String::from_utf8(rendered(&records, Text::new())).unwrap();
+        let text = String::from_utf8(rendered(&records, Text::default())).unwrap();
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         prop_assert_eq!(lines.clone().count(), records.len());
         for line in lines {
-            prop_assert!(line.split_whitespace().count() >= 8, "{}", line);
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            prop_assert!(fields.len() >= 8, "{}", line);
+            let [.., number, argument] = fields[..] else { unreachable!() };
+            number.parse::<u32>().unwrap();
+            u64::from_str_radix(argument.strip_prefix("0x").unwrap(), 16).unwrap();
         }
 
-        let file = decode(&rendered(&records, Perfetto::new()), 0);
+        let file = decode(&rendered(&records, Perfetto::default()), 0);
         prop_assert!(file.is_ok(), "{}", file.unwrap_err());
 
-        let picture = String::from_utf8(rendered(&records, Svg::new())).unwrap();
+        let picture = String::from_utf8(rendered(&records, Svg::default())).unwrap();
         prop_assert_eq!(is_well_formed(&picture), Ok(()));
     }
 }

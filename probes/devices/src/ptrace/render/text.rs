@@ -25,31 +25,15 @@ const RENDEZVOUS: (u8, &str) = (11, "Rendez");
 /// ptrace(1)'s name for states that it does not know.
 const UNKNOWN: &str = "unknown";
 
-/// A renderer that writes a line for each record.
-#[derive(Debug)]
+/// A renderer that writes a line for each record. The first one is at time 0.
+#[derive(Debug, Default)]
 pub struct Text {
     first: Option<i64>,
     order: Order,
     tasks: Tasks,
 }
 
-impl Default for Text {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Text {
-    /// Makes a renderer for which the first record is at time 0.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            first: None,
-            order: Order::default(),
-            tasks: Tasks::new(),
-        }
-    }
-
     fn line(&mut self, record: &Record, out: &mut dyn Write) -> io::Result<()> {
         let first = self.first.unwrap_or(record.time);
         let time = i128::from(record.time) - i128::from(first);

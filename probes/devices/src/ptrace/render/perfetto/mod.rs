@@ -21,13 +21,14 @@ use std::io::{self, Write};
 use super::IDLE;
 use super::order::Order;
 use super::trap::{Trap, system_call};
-use crate::perfetto::{self, Event, Note};
+use crate::perfetto::{self, At, Event, Note};
 use crate::ptrace::record::{EventType, Record};
 use crate::render::Render;
 use scene::Scene;
 
-/// A renderer that writes packets as records arrive.
-#[derive(Debug)]
+/// A renderer that writes packets as records arrive. Its times are CLOCK_REALTIME, and by default
+/// it knows no other clock.
+#[derive(Debug, Default)]
 pub struct Perfetto {
     started: bool,
     boottime_offset: Option<i64>,
@@ -35,24 +36,7 @@ pub struct Perfetto {
     scene: Scene,
 }
 
-impl Default for Perfetto {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Perfetto {
-    /// Makes a renderer whose times are CLOCK_REALTIME, with no other clock known.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            started: false,
-            boottime_offset: None,
-            order: Order::default(),
-            scene: Scene::new(),
-        }
-    }
-
     /// Writes also by how many nanoseconds CLOCK_REALTIME is ahead of CLOCK_BOOTTIME. A trace of
     /// the host, whose times are CLOCK_BOOTTIME, can then be opened together with this one.
     #[must_use]
@@ -71,27 +55,27 @@ impl Perfetto {
         self.scene.start(out)
     }
 
-    fn show(&mut self, record: &Record, time: u64, out: &mut dyn Write) -> io::Result<()> {
+    fn show(&mut self, record: &Record, at: &mut At<'_>) -> io::Result<()> {
         let (pid, cpu, argument) = (record.pid, record.machine, record.argument);
         let scene = &mut self.scene;
         match EventType::of(record.event) {
             // The tasks of idle CPUs share one number but run on many CPUs.
-            Some(EventType::Run | EventType::Edf) if pid == IDLE => scene.idle(cpu, time, out),
+            Some(EventType::Run | EventType::Edf) if pid == IDLE => scene.idle(cpu, at),
             Some(EventType::Ready | EventType::Sleep | EventType::Dead | EventType::Name)
                 if pid == IDLE =>
             {
                 Ok(())
             }
-            Some(EventType::Run | EventType::Edf) => scene.run(pid, cpu, time, out),
-            Some(EventType::Ready) => scene.ready(pid, cpu, time, out),
-            Some(EventType::Sleep) => scene.sleep(pid, argument, time, out),
-            Some(EventType::Dead) => scene.die(pid, time, out),
-            Some(EventType::Name) => scene.name(pid, super::tasks::name(record), out),
-            Some(EventType::Ints) => scene.interrupt(cpu, pid, argument, time, out),
-            Some(EventType::Inte) => scene.interrupt_end(cpu, time, out),
+            Some(EventType::Run | EventType::Edf) => scene.run(pid, cpu, at),
+            Some(EventType::Ready) => scene.ready(pid, cpu, at),
+            Some(EventType::Sleep) => scene.sleep(pid, argument, at),
+            Some(EventType::Dead) => scene.die(pid, at),
+            Some(EventType::Name) => scene.name(pid, super::tasks::name(record), at.out),
+            Some(EventType::Ints) => scene.interrupt(cpu, pid, argument, at),
+            Some(EventType::Inte) => scene.interrupt_end(cpu, at),
             event => instant(record, event, |said| match pid {
-                IDLE => scene.idle_instant(cpu, time, said, out),
-                _ => scene.instant(pid, time, said, out),
+                IDLE => scene.idle_instant(cpu, said, at),
+                _ => scene.instant(pid, said, at),
             }),
         }
     }
@@ -107,7 +91,7 @@ impl Render<Record> for Perfetto {
             // before the last item on its track.
             let latest = self.order.latest().unwrap_or(ready.time);
             let time = u64::try_from(ready.time.min(latest)).unwrap_or(0);
-            self.show(&ready, time, out)?;
+            self.show(&ready, &mut At { out, time })?;
         }
         Ok(())
     }
@@ -117,10 +101,11 @@ impl Render<Record> for Perfetto {
             self.start(0, out)?;
         }
         let latest = self.order.latest().unwrap_or(0);
-        self.scene.close(u64::try_from(latest).unwrap_or(0), out)?;
+        let time = u64::try_from(latest).unwrap_or(0);
+        self.scene.close(&mut At { out, time })?;
         for record in self.order.rest() {
             let time = u64::try_from(record.time).unwrap_or(0);
-            self.show(&record, time, out)?;
+            self.show(&record, &mut At { out, time })?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use lru::LruCache;
 use super::super::tasks::shown;
 use super::super::{IDLE, MAX_TASKS, NO_NAME};
 use super::said;
-use crate::perfetto::{Event, NamedTrack, Note, ThreadTrack, Track, make_room};
+use crate::perfetto::{At, Event, NamedTrack, Note, ThreadTrack, Track, make_room};
 use crate::ptrace::record::{STATE_NAMES, sleep_parts};
 
 /// The greatest number of CPUs known at a time.
@@ -63,9 +63,8 @@ struct Cpu {
     running: Option<u32>,
 }
 
-impl Scene {
-    /// Makes a timeline without processes.
-    pub(super) fn new() -> Self {
+impl Default for Scene {
+    fn default() -> Self {
         Self {
             tasks: LruCache::sparse(MAX_TASKS),
             cpus: LruCache::sparse(MAX_CPUS),
@@ -73,7 +72,9 @@ impl Scene {
             floor: 0,
         }
     }
+}
 
+impl Scene {
     /// Writes the track that is the parent of all CPUs.
     pub(super) fn start(&self, out: &mut dyn Write) -> io::Result<()> {
         let cpus = NamedTrack {
@@ -85,39 +86,31 @@ impl Scene {
     }
 
     /// Records that the process runs.
-    pub(super) fn run(
-        &mut self,
-        pid: u32,
-        cpu: u32,
-        time: u64,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
-        self.leave_cpu(pid, time, out)?;
-        self.idle(cpu, time, out)?;
+    pub(super) fn run(&mut self, pid: u32, cpu: u32, at: &mut At<'_>) -> io::Result<()> {
+        self.leave_cpu(pid, at)?;
+        self.idle(cpu, at)?;
         let name = self.label(pid);
-        let on_cpu = self.cpu(cpu, out)?;
+        let on_cpu = self.cpu(cpu, at.out)?;
         let notes = [("pid", Note::Number(pid.into()))];
-        on_cpu
-            .track
-            .begin(out, time, &said(&name, "sched", &notes))?;
+        on_cpu.track.begin(at, &said(&name, "sched", &notes))?;
         on_cpu.running = Some(pid);
 
-        let flow_end = self.task(pid, out)?.flow.take();
+        let flow_end = self.task(pid, at.out)?.flow.take();
         let notes = [("cpu", Note::Number(cpu.into()))];
         let slice = Event {
             flow_end,
             ..said("Running", "sched", &notes)
         };
-        self.enter(pid, State::Running(cpu), &slice, time, out)
+        self.enter(pid, State::Running(cpu), &slice, at)
     }
 
     /// Records that the CPU's process runs there no longer.
-    pub(super) fn idle(&mut self, cpu: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
-        let on_cpu = self.cpu(cpu, out)?;
-        on_cpu.track.close(out, time)?;
+    pub(super) fn idle(&mut self, cpu: u32, at: &mut At<'_>) -> io::Result<()> {
+        let on_cpu = self.cpu(cpu, at.out)?;
+        on_cpu.track.close(at)?;
         let before = on_cpu.running.take();
         if let Some(task) = before.and_then(|pid| self.tasks.peek_mut(&pid)) {
-            task.track.close(out, time)?;
+            task.track.close(at)?;
             task.state = match task.state {
                 State::Exiting(_) => State::Dead,
                 _ => State::Displaced(cpu),
@@ -127,20 +120,14 @@ impl Scene {
     }
 
     /// Records that the process can run: it was preempted or woken.
-    pub(super) fn ready(
-        &mut self,
-        pid: u32,
-        cpu: u32,
-        time: u64,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
-        let state = self.task(pid, out)?.state;
+    pub(super) fn ready(&mut self, pid: u32, cpu: u32, at: &mut At<'_>) -> io::Result<()> {
+        let state = self.task(pid, at.out)?.state;
         let here = [State::Running, State::Displaced, State::Exiting].map(|state| state(cpu));
         if here.contains(&state) {
-            self.leave_cpu(pid, time, out)?;
-            self.task(pid, out)?.flow = None;
+            self.leave_cpu(pid, at)?;
+            self.task(pid, at.out)?.flow = None;
             let slice = said("Preempted", "sched", &[]);
-            return self.enter(pid, State::Ready, &slice, time, out);
+            return self.enter(pid, State::Ready, &slice, at);
         }
         // Waking a process that is ready already has no effect.
         let flow = (state != State::Ready).then(|| {
@@ -153,77 +140,69 @@ impl Scene {
             flow,
             ..said(&name, "wakeup", &notes)
         };
-        let waker = self.cpu(cpu, out)?.running;
+        let waker = self.cpu(cpu, at.out)?.running;
         match waker.and_then(|waker| self.tasks.peek_mut(&waker)) {
-            Some(waker) => waker.track.instant(out, time, &wakes)?,
-            None => self.cpu(cpu, out)?.track.instant(out, time, &wakes)?,
+            Some(waker) => waker.track.instant(at, &wakes)?,
+            None => self.cpu(cpu, at.out)?.track.instant(at, &wakes)?,
         }
         if flow.is_none() {
             return Ok(());
         }
-        self.task(pid, out)?.flow = flow;
+        self.task(pid, at.out)?.flow = flow;
         // A process about to wait on another CPU can be woken before it does.
         if matches!(state, State::Running(_)) {
             return Ok(());
         }
         let notes = [("woken on cpu", Note::Number(cpu.into()))];
         let slice = said("Ready", "sched", &notes);
-        self.enter(pid, State::Ready, &slice, time, out)
+        self.enter(pid, State::Ready, &slice, at)
     }
 
     /// Records that the process waits.
-    pub(super) fn sleep(
-        &mut self,
-        pid: u32,
-        argument: u64,
-        time: u64,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
-        self.leave_cpu(pid, time, out)?;
+    pub(super) fn sleep(&mut self, pid: u32, argument: u64, at: &mut At<'_>) -> io::Result<()> {
+        self.leave_cpu(pid, at)?;
         let (state, pc) = sleep_parts(argument);
         let name = match STATE_NAMES.get(usize::from(state)) {
             Some(state) => format!("Sleep ({state})"),
             None => format!("Sleep ({state})"),
         };
         let notes = [("pc", Note::Address(pc))];
-        self.enter(pid, State::Asleep, &said(&name, "sched", &notes), time, out)
+        self.enter(pid, State::Asleep, &said(&name, "sched", &notes), at)
     }
 
     /// Records that the process exits, which ends its slices. Until something else runs on its CPU,
     /// it counts as the waker there: of its parent, and of readers of what it wrote.
-    pub(super) fn die(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
-        let task = self.task(pid, out)?;
-        task.track.instant(out, time, &said("Dead", "sched", &[]))?;
-        task.track.close(out, time)?;
+    pub(super) fn die(&mut self, pid: u32, at: &mut At<'_>) -> io::Result<()> {
+        let task = self.task(pid, at.out)?;
+        task.track.instant(at, &said("Dead", "sched", &[]))?;
+        task.track.close(at)?;
         task.flow = None;
         let State::Running(cpu) = task.state else {
             task.state = State::Dead;
             return Ok(());
         };
         task.state = State::Exiting(cpu);
-        self.cpu(cpu, out)?.track.close(out, time)
+        self.cpu(cpu, at.out)?.track.close(at)
     }
 
     /// Writes an instant to the process's track.
     pub(super) fn instant(
         &mut self,
         pid: u32,
-        time: u64,
         said: &Event<'_>,
-        out: &mut dyn Write,
+        at: &mut At<'_>,
     ) -> io::Result<()> {
-        self.task(pid, out)?.track.instant(out, time, said)
+        self.task(pid, at.out)?.track.instant(at, said)
     }
 
     /// Writes an instant to the track of an idle CPU.
     pub(super) fn idle_instant(
         &mut self,
         cpu: u32,
-        time: u64,
         said: &Event<'_>,
-        out: &mut dyn Write,
+        at: &mut At<'_>,
     ) -> io::Result<()> {
-        self.cpu(cpu, out)?.track.instant(out, time, said)
+        self.cpu(cpu, at.out)?.track.instant(at, said)
     }
 
     /// Records a process's new name.
@@ -247,8 +226,7 @@ impl Scene {
         cpu: u32,
         pid: u32,
         vector: u64,
-        time: u64,
-        out: &mut dyn Write,
+        at: &mut At<'_>,
     ) -> io::Result<()> {
         let label = self.label(pid);
         let name = format!("interrupt {vector:#x}");
@@ -256,35 +234,30 @@ impl Scene {
             ("vector", Note::Number(vector)),
             ("interrupted", Note::Text(&label)),
         ];
-        let track = self.interrupts(cpu, out)?;
-        track.begin(out, time, &said(&name, "interrupt", &notes))
+        let track = self.interrupts(cpu, at.out)?;
+        track.begin(at, &said(&name, "interrupt", &notes))
     }
 
     /// Ends the innermost interrupt of a CPU.
-    pub(super) fn interrupt_end(
-        &mut self,
-        cpu: u32,
-        time: u64,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
-        let track = self.interrupts(cpu, out)?;
+    pub(super) fn interrupt_end(&mut self, cpu: u32, at: &mut At<'_>) -> io::Result<()> {
+        let track = self.interrupts(cpu, at.out)?;
         if track.is_open() {
-            return track.end(out, time, &[]);
+            return track.end(at, &[]);
         }
         // The interrupt began before the first record.
-        track.instant(out, time, &said("interrupt ends", "interrupt", &[]))
+        track.instant(at, &said("interrupt ends", "interrupt", &[]))
     }
 
     /// Ends all slices.
-    pub(super) fn close(&mut self, time: u64, out: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn close(&mut self, at: &mut At<'_>) -> io::Result<()> {
         for (_, task) in &mut self.tasks {
-            task.track.close(out, time)?;
+            task.track.close(at)?;
             task.state = State::Unknown;
         }
         for (_, cpu) in &mut self.cpus {
             cpu.running = None;
             for track in [Some(&mut cpu.track), cpu.interrupts.as_mut()] {
-                track.map_or(Ok(()), |track| track.close(out, time))?;
+                track.map_or(Ok(()), |track| track.close(at))?;
             }
         }
         Ok(())
@@ -296,17 +269,16 @@ impl Scene {
         pid: u32,
         state: State,
         slice: &Event<'_>,
-        time: u64,
-        out: &mut dyn Write,
+        at: &mut At<'_>,
     ) -> io::Result<()> {
-        let task = self.task(pid, out)?;
+        let task = self.task(pid, at.out)?;
         task.state = state;
-        task.track.close(out, time)?;
-        task.track.begin(out, time, slice)
+        task.track.close(at)?;
+        task.track.begin(at, slice)
     }
 
     /// Clears the CPU on which the process runs, if any.
-    fn leave_cpu(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
+    fn leave_cpu(&mut self, pid: u32, at: &mut At<'_>) -> io::Result<()> {
         let state = self.tasks.peek(&pid).map(|task| task.state);
         let Some(State::Running(cpu) | State::Exiting(cpu)) = state else {
             return Ok(());
@@ -314,7 +286,7 @@ impl Scene {
         match self.cpus.peek_mut(&cpu) {
             Some(cpu) if cpu.running == Some(pid) => {
                 cpu.running = None;
-                cpu.track.close(out, time)
+                cpu.track.close(at)
             }
             _ => Ok(()),
         }
@@ -338,9 +310,7 @@ impl Scene {
         out: &mut dyn Write,
     ) -> io::Result<&mut Task> {
         if let Some(mut task) = make_room(&mut self.tasks, pid) {
-            let last = task.track.last();
-            task.track.close(out, last)?;
-            self.floor = self.floor.max(last);
+            self.floor = self.floor.max(task.track.finish(out)?);
         }
         self.tasks.try_get_or_insert_mut(pid, || {
             let name = name();
@@ -357,9 +327,7 @@ impl Scene {
     fn cpu(&mut self, number: u32, out: &mut dyn Write) -> io::Result<&mut Cpu> {
         if let Some(cpu) = make_room(&mut self.cpus, number) {
             for mut track in [Some(cpu.track), cpu.interrupts].into_iter().flatten() {
-                let last = track.last();
-                track.close(out, last)?;
-                self.floor = self.floor.max(last);
+                self.floor = self.floor.max(track.finish(out)?);
             }
         }
         self.cpus.try_get_or_insert_mut(number, || {

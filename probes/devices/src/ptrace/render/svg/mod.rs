@@ -79,12 +79,6 @@ struct Mark {
 }
 
 impl Svg {
-    /// Makes an empty picture.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Returns the row of the record's process; `None` if there is no room for another one.
     fn row(&mut self, record: &Record) -> Option<&mut Row> {
         let place = match self.places.get(&record.pid) {
