@@ -8,6 +8,7 @@ use crate::syscall_entry::{FUNCTIONS, REGISTERS, SystemCallRegisters};
 use std::fmt;
 use std::ops::Range;
 
+use introspect::kernel::btf::{Btf, Parameter};
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::module_readers::ModuleReaders;
 use introspect::kernel::running::{KERNEL_TABLES, RunningKernel};
@@ -302,15 +303,10 @@ pub(crate) fn entry_function(view: &KernelView) -> Option<(Gva, SystemCallRegist
     let (name, address) = FUNCTIONS
         .iter()
         .find_map(|name| Some((*name, view.kernel.symbols.address_of(name)?)))?;
-    let types = view.kernel.btf();
-    let prototype = types.and_then(|btf| btf.func_proto_args(name).ok());
     // The order of the two has changed once, with Linux 5.13.
-    let registers = prototype.and_then(|prototype| {
-        let is_registers = |name: &str| name.trim_start_matches("const ") == REGISTERS;
-        prototype
-            .parameters
-            .iter()
-            .position(|parameter| is_registers(&parameter.type_name))
+    let registers = view.kernel.btf().and_then(|btf| {
+        let is_registers = |p: &Parameter| p.type_name.trim_start_matches("const ") == REGISTERS;
+        position(btf, name, is_registers)
     });
     let registers = registers.filter(|at| *at < 2);
     let registers = registers.or(view.system_call_registers).unwrap_or(0);
@@ -320,6 +316,16 @@ pub(crate) fn entry_function(view: &KernelView) -> Option<(Gva, SystemCallRegist
         returns_result: name == FUNCTIONS[0],
     };
     Some((Gva(address), layout))
+}
+
+/// Returns the position of a kernel function's parameter `name`.
+pub(crate) fn parameter(btf: &Btf, function: &str, name: &str) -> Option<usize> {
+    position(btf, function, |parameter| parameter.name == name)
+}
+
+fn position(btf: &Btf, function: &str, is_it: impl Fn(&Parameter) -> bool) -> Option<usize> {
+    let prototype = btf.func_proto_args(function).ok()?;
+    prototype.parameters.iter().position(is_it)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use introspect::kernel::btf::Parameter;
 use introspect::kernel::page_cache::CachedFile;
 use introspect::user::static_probes::SiteArgument;
 use introspect::{Gpa, Gva};
@@ -21,6 +22,18 @@ pub struct Argument {
     pub is_string: bool,
     /// The type that a translator converts it to for scripts, if the probe declares one.
     pub translated: Option<String>,
+}
+
+impl From<&Parameter> for Argument {
+    fn from(parameter: &Parameter) -> Self {
+        Self {
+            name: parameter.name.clone(),
+            // A buffer is of type `char *`, even before it is filled.
+            is_string: parameter.type_name == "const char *",
+            translated: None,
+            type_name: parameter.type_name.clone(),
+        }
+    }
 }
 
 /// The arguments and result of a probe.

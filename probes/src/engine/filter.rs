@@ -252,102 +252,55 @@ mod tests {
         filter.admits(1, || Gpa(0x5000), || SOMEBODY, comm)
     }
 
+    /// Returns the filter that `set` makes of one that admits all.
+    fn filter(set: impl FnOnce(&mut Filter)) -> Filter {
+        let mut filter = Filter::default();
+        set(&mut filter);
+        filter
+    }
+
+    fn pids(pids: Match<u32>) -> Filter {
+        filter(|filter| filter.pids = pids)
+    }
+
+    fn tids(tids: Match<u32>) -> Filter {
+        filter(|filter| filter.tids = tids)
+    }
+
+    fn comms(of: fn(Vec<Vec<u8>>) -> Match<Vec<u8>>, name: &str) -> Filter {
+        filter(|filter| filter.comms = of(vec![name.into()]))
+    }
+
+    fn space(root: u64) -> Filter {
+        filter(|filter| filter.spaces = Match::In(vec![Gpa(root)]))
+    }
+
+    fn vcpus(vcpus: Match<usize>) -> Filter {
+        filter(|filter| filter.vcpus = vcpus)
+    }
+
+    fn processes() -> Filter {
+        filter(|filter| filter.processes_only = true)
+    }
+
     #[test]
     fn each_part_of_a_filter_counts() {
-        let any = Filter::default;
+        use Match::{In, NotIn};
         for (filter, admitted) in [
-            (any(), true),
-            (
-                Filter {
-                    pids: Match::In(vec![7, 40]),
-                    ..any()
-                },
-                true,
-            ),
-            (
-                Filter {
-                    pids: Match::In(vec![41]),
-                    ..any()
-                },
-                false,
-            ),
-            (
-                Filter {
-                    pids: Match::NotIn(vec![40]),
-                    ..any()
-                },
-                false,
-            ),
-            (
-                Filter {
-                    tids: Match::In(vec![41]),
-                    ..any()
-                },
-                true,
-            ),
-            (
-                Filter {
-                    tids: Match::NotIn(vec![40]),
-                    ..any()
-                },
-                true,
-            ),
-            (
-                Filter {
-                    comms: Match::In(vec![b"busybox".to_vec()]),
-                    ..any()
-                },
-                true,
-            ),
-            (
-                Filter {
-                    comms: Match::In(vec![b"busy".to_vec()]),
-                    ..any()
-                },
-                false,
-            ),
-            (
-                Filter {
-                    comms: Match::NotIn(vec![b"busybox".to_vec()]),
-                    ..any()
-                },
-                false,
-            ),
-            (
-                Filter {
-                    spaces: Match::In(vec![Gpa(0x4000)]),
-                    ..any()
-                },
-                true,
-            ),
-            (
-                Filter {
-                    spaces: Match::In(vec![Gpa(0x5000)]),
-                    ..any()
-                },
-                false,
-            ),
-            (
-                Filter {
-                    vcpus: Match::In(vec![0]),
-                    ..any()
-                },
-                false,
-            ),
-            (
-                Filter {
-                    vcpus: Match::NotIn(vec![0]),
-                    ..any()
-                },
-                true,
-            ),
-            (
-                Filter {
-                    processes_only: true,
-                    ..any()
-                },
-                true,
-            ),
+            (Filter::default(), true),
+            (pids(In(vec![7, 40])), true),
+            (pids(In(vec![41])), false),
+            (pids(NotIn(vec![40])), false),
+            (tids(In(vec![41])), true),
+            (tids(NotIn(vec![40])), true),
+            (comms(In, "busybox"), true),
+            (comms(In, "busy"), false),
+            (comms(NotIn, "busybox"), false),
+            (space(0x4000), true),
+            (space(0x5000), false),
+            (vcpus(In(vec![0])), false),
+            (vcpus(NotIn(vec![0])), true),
+            (processes(), true),
         ] {
             assert_eq!(admits(filter.clone()), admitted, "{filter:?}");
         }
@@ -358,20 +311,8 @@ mod tests {
         let nobody = Identity::default();
         for (filter, admitted) in [
             (Filter::default(), true),
-            (
-                Filter {
-                    processes_only: true,
-                    ..Filter::default()
-                },
-                false,
-            ),
-            (
-                Filter {
-                    pids: Match::NotIn(vec![1]),
-                    ..Filter::default()
-                },
-                false,
-            ),
+            (processes(), false),
+            (pids(Match::NotIn(vec![1])), false),
         ] {
             let filter = HitFilter::new(filter, None);
             assert_eq!(filter.admits(0, || Gpa(0), || nobody, || None), admitted);
@@ -381,11 +322,8 @@ mod tests {
     #[test]
     fn whoever_gets_the_number_of_a_followed_process_is_not_followed() {
         let followed = Followed::new([40]);
-        let filter = Filter {
-            pids: Match::In(vec![40]),
-            follow: true,
-            ..Filter::default()
-        };
+        let mut filter = pids(Match::In(vec![40]));
+        filter.follow = true;
         let filter = HitFilter::new(filter, Some(followed.clone()));
         assert!(filter.admits(0, || Gpa(0), || SOMEBODY, || None));
         followed.ended(40);
@@ -395,14 +333,11 @@ mod tests {
     #[test]
     fn one_in_n_and_so_many_a_second() {
         let of = |one_in, per_second| {
-            HitFilter::new(
-                Filter {
-                    one_in,
-                    per_second,
-                    ..Filter::default()
-                },
-                None,
-            )
+            let filter = filter(|filter| {
+                filter.one_in = one_in;
+                filter.per_second = per_second;
+            });
+            HitFilter::new(filter, None)
         };
         let count = |filter: &HitFilter, times: std::ops::Range<u64>| {
             times

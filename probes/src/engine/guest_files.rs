@@ -21,7 +21,7 @@ use super::hit::{Hit, HitPath};
 use super::returns::Returning;
 use super::session::Waiter;
 use super::watch::Watch;
-use crate::kernel_view::KernelView;
+use crate::kernel_view::{KernelView, parameter};
 
 /// `vm_area_struct.vm_flags` (include/linux/mm.h).
 const VM_EXEC: u64 = 4;
@@ -149,13 +149,8 @@ pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc
     const FUNCTION: &str = "mmap_region";
     let watch = || {
         let btf = view.kernel.btf()?;
-        let prototype = btf.func_proto_args(FUNCTION).ok()?;
-        let flags = prototype
-            .parameters
-            .iter()
-            .position(|p| p.name == "vm_flags")?;
         let watch: Arc<dyn Watch> = Arc::new(FileWatch {
-            flags,
+            flags: parameter(btf, FUNCTION, "vm_flags")?,
             file_mapping: btf.member("file.f_mapping").ok()?.byte_offset,
             space: view.kernel.space,
             waiting: listeners.clone(),

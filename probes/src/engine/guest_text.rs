@@ -33,7 +33,6 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use introspect::kernel::btf::Btf;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::x86_64::virtual_memory::{read_u32, read_u64};
@@ -44,7 +43,7 @@ use vmm::trap::{Choice, Suspended, TrapTable};
 use super::hit::{Hit, HitPath};
 use super::returns::Returning;
 use super::watch::Watch;
-use crate::kernel_view::KernelView;
+use crate::kernel_view::{KernelView, parameter};
 use crate::provider::kprobe::starts_with_tracers_nop;
 
 /// The length in bytes of the longest instruction that the kernel writes over or compares.
@@ -203,15 +202,6 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
         }
     }
     watches
-}
-
-/// Returns the position of a function's parameter.
-fn parameter(btf: &Btf, function: &str, name: &str) -> Option<usize> {
-    let prototype = btf.func_proto_args(function).ok()?;
-    prototype
-        .parameters
-        .iter()
-        .position(|parameter| parameter.name == name)
 }
 
 /// Suspends sites while the guest reads or writes their text.

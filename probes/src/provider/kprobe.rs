@@ -140,15 +140,8 @@ pub(super) fn offset(name: &str) -> Option<u64> {
 /// Returns a function's signature from BTF.
 fn signature(view: &KernelView, function: &str, moment: Moment) -> Option<Signature> {
     let prototype = view.kernel.btf()?.func_proto_args(function).ok()?;
-    let arguments = prototype.parameters.into_iter().map(|parameter| Argument {
-        name: parameter.name,
-        // A buffer is of type `char *`, even before it is filled.
-        is_string: parameter.type_name == "const char *",
-        translated: None,
-        type_name: parameter.type_name,
-    });
     Some(Signature {
-        arguments: arguments.collect(),
+        arguments: prototype.parameters.iter().map(Argument::from).collect(),
         returns: (moment == Moment::Return).then_some(prototype.returns),
     })
 }

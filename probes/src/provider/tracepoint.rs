@@ -166,14 +166,8 @@ fn text(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> TracepointText {
 
 fn signature(tracepoint: &Tracepoint) -> Option<Signature> {
     let parameters = tracepoint.parameters.as_ref()?.iter();
-    let arguments = parameters.map(|parameter| Argument {
-        name: parameter.name.clone(),
-        is_string: parameter.type_name == "const char *",
-        translated: None,
-        type_name: parameter.type_name.clone(),
-    });
     Some(Signature {
-        arguments: arguments.collect(),
+        arguments: parameters.map(Argument::from).collect(),
         returns: None,
     })
 }

@@ -207,22 +207,15 @@ fn place(
                 .find_map(|name| Some((*name, view.kernel.symbols.address_of(name)?)));
             let (name, address) = found
                 .ok_or_else(|| format!("the kernel has no function {}", names.join(" or ")))?;
-            let prototype = view
-                .kernel
-                .btf()
-                .and_then(|types| types.func_proto_args(name).ok());
+            let types = view.kernel.btf();
+            let prototype = types.and_then(|types| types.func_proto_args(name).ok());
             let parameters = prototype.into_iter().flat_map(|p| p.parameters);
             let parameters = parameters.map(|parameter| Argument {
-                name: parameter.name,
-                type_name: parameter.type_name,
                 is_string: false,
-                translated: None,
+                ..Argument::from(&parameter)
             });
-            Ok((
-                vec![function(address)],
-                parameters.collect(),
-                name.to_owned(),
-            ))
+            let probes = vec![function(address)];
+            Ok((probes, parameters.collect(), name.to_owned()))
         }
         AliasTarget::SystemCallEntry | AliasTarget::SystemCallReturn => {
             let entry = view.system_call_entry().ok_or(NO_SYSTEM_CALLS)?;

@@ -173,23 +173,20 @@ impl Engine {
         enabled: &Arc<Enabled>,
     ) -> Result<Vec<ArmedAt>, EnableError> {
         let named = || probe.name.to_string();
+        let refused = |source| EnableError::Arm {
+            probe: named(),
+            source,
+        };
         let place = match &probe.target {
             Target::Kernel { address, moment } => {
                 self.refuse_own_use(&probe.name.function, named)?;
                 let spot = self.kernel_spot(*address, *moment);
                 self.arm_at(armed, spot, *moment, address.0, enabled)
-                    .map_err(|source| EnableError::Arm {
-                        probe: named(),
-                        source,
-                    })?
+                    .map_err(refused)?
             }
-            Target::User { text, moment } => {
-                self.arm_user(armed, text, *moment, enabled)
-                    .map_err(|source| EnableError::Arm {
-                        probe: named(),
-                        source,
-                    })?
-            }
+            Target::User { text, moment } => self
+                .arm_user(armed, text, *moment, enabled)
+                .map_err(refused)?,
             Target::SystemCall { number, moment } => {
                 let plan = usize::try_from(*number)
                     .ok()

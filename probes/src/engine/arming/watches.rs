@@ -14,12 +14,9 @@ use crate::probe::Moment;
 impl Engine {
     /// Arms watches on the functions by which the guest changes its text.
     pub(super) fn watch_text(&self, armed: &mut Armed) {
-        for (address, watch) in guest_text::watches(&self.0.view) {
-            match self.watch(armed, address, watch) {
-                Ok(spot) => armed.text_watches.push(spot),
-                Err(error) => log::warn!("changes of the guest's text are not all seen: {error}"),
-            }
-        }
+        let watches = guest_text::watches(&self.0.view);
+        let lost = "changes of the guest's text are not all seen";
+        armed.text_watches = self.watch_all(armed, watches, lost);
         if self.0.text_locks.are_held(self.0.machine.ram()) {
             let watched = armed.text_watches.iter().map(|spot| spot.address);
             let patched = guest_text::any_patched(watched.collect());
@@ -59,12 +56,8 @@ impl Engine {
     pub(in crate::engine) fn watch_files(&self) -> bool {
         let mut armed = self.armed();
         if armed.file_watches.is_empty() {
-            for (address, watch) in guest_files::watches(&self.0.view, &self.0.listeners) {
-                match self.watch(&mut armed, address, watch) {
-                    Ok(spot) => armed.file_watches.push(spot),
-                    Err(error) => log::warn!("new programs are not seen: {error}"),
-                }
-            }
+            let watches = guest_files::watches(&self.0.view, &self.0.listeners);
+            armed.file_watches = self.watch_all(&mut armed, watches, "new programs are not seen");
         }
         let found = !armed.file_watches.is_empty();
         if found {
@@ -85,25 +78,32 @@ impl Engine {
         if !armed.process_watches.is_empty() {
             return;
         }
-        for (address, watch) in guest_processes::watches(&self.0.view, &self.0.followers) {
-            match self.watch(&mut armed, address, watch) {
-                Ok(spot) => armed.process_watches.push(spot),
-                Err(error) => log::warn!("new processes are not all followed: {error}"),
-            }
-        }
+        let watches = guest_processes::watches(&self.0.view, &self.0.followers);
+        let lost = "new processes are not all followed";
+        armed.process_watches = self.watch_all(&mut armed, watches, lost);
     }
 
     /// Arms watches on the kernel's handling of pages of programs' text.
     pub(super) fn watch_pages(&self, armed: &mut Armed) {
         let Some(pages) = &self.0.pages else { return };
-        for (address, watch) in pages.watches(&self.0.view) {
-            match self.watch(armed, address, watch) {
-                Ok(spot) => armed.page_watches.push(spot),
-                Err(error) => {
-                    log::warn!("not all changes of the guest to text pages are seen: {error}")
-                }
-            }
-        }
+        let watches = pages.watches(&self.0.view);
+        let lost = "not all changes of the guest to text pages are seen";
+        armed.page_watches = self.watch_all(armed, watches, lost);
+    }
+
+    /// Arms watches on kernel functions, and returns where. If one cannot be armed, the user is
+    /// told what is `lost`.
+    fn watch_all(
+        &self,
+        armed: &mut Armed,
+        watches: Vec<(Gva, Arc<dyn Watch>)>,
+        lost: &str,
+    ) -> Vec<KernelSite> {
+        let spots = watches.into_iter().filter_map(|(address, watch)| {
+            let spot = self.watch(armed, address, watch);
+            spot.inspect_err(|error| log::warn!("{lost}: {error}")).ok()
+        });
+        spots.collect()
     }
 
     /// Arms a watch on the kernel function at `address`.

@@ -31,10 +31,7 @@ pub(super) struct CopyLayout {
 impl CopyLayout {
     /// Reads the layout from a kernel's types.
     pub(super) fn new(btf: &Btf) -> Result<Self, Unknown> {
-        let offset = |path: &str| {
-            let member = btf.member(path).map_err(|error| error.to_string())?;
-            Ok::<_, Unknown>(member.byte_offset)
-        };
+        let offset = |path: &str| super::offset(btf, path);
         let either = |paths: &[&str]| {
             let mut last = String::new();
             for path in paths {

@@ -42,10 +42,14 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
         (function, event)
     };
     let write = |offset, length| Some(Event::Write { offset, length });
-    let write_back = |folio: Option<usize>| folio.map(|folio| Event::WriteBack { folio });
-    let peek = |mm: Option<usize>| mm.map(|mm| Event::Peek { mm });
+    let write_back = |function: &'static str, folio| {
+        let folio = position(function, folio);
+        (function, folio.map(|folio| Event::WriteBack { folio }))
+    };
+    let peek = position("__access_remote_vm", "mm").map(|mm| Event::Peek { mm });
     let own_copy = |page_is_known| Some(Event::OwnCopy { page_is_known });
-    let one = |name, event| vec![(name, Some(event))];
+    let at = |name, event| (name, Some(event));
+    let one = |name, event| vec![at(name, event)];
     [
         (
             true,
@@ -63,19 +67,13 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
             ],
         ),
         // Since Linux 6.11 the bytes of a moving page are copied earlier.
-        (
-            false,
-            vec![(
-                "folio_mc_copy",
-                write_back(position("folio_mc_copy", "src")),
-            )],
-        ),
+        (false, vec![write_back("folio_mc_copy", "src")]),
         // The last step of a move: the new page has the bytes and its place in the file.
         (
             false,
             vec![
-                ("folio_migrate_flags", Some(Event::WrittenBack)),
-                ("migrate_page_states", Some(Event::WrittenBack)),
+                at("folio_migrate_flags", Event::WrittenBack),
+                at("migrate_page_states", Event::WrittenBack),
             ],
         ),
         (true, one("clear_inode", Event::FileGoes)),
@@ -84,13 +82,7 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
         (true, one("copy_page_to_iter", Event::Read)),
         (false, one("splice_direct_to_actor", Event::Splice)),
         // Up to Linux 5.10 this argument follows the task.
-        (
-            false,
-            vec![(
-                "__access_remote_vm",
-                peek(position("__access_remote_vm", "mm")),
-            )],
-        ),
+        (false, vec![("__access_remote_vm", peek)]),
         (
             true,
             vec![
@@ -109,26 +101,23 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
         (
             false,
             vec![
-                ("__folio_start_writeback", write_back(Some(0))),
-                ("__test_set_page_writeback", write_back(Some(0))),
+                at("__folio_start_writeback", Event::WriteBack { folio: 0 }),
+                at("__test_set_page_writeback", Event::WriteBack { folio: 0 }),
             ],
         ),
         (
             false,
             vec![
-                ("folio_end_writeback", Some(Event::WrittenBack)),
-                ("end_page_writeback", Some(Event::WrittenBack)),
+                at("folio_end_writeback", Event::WrittenBack),
+                at("end_page_writeback", Event::WrittenBack),
             ],
         ),
         // Shared memory that goes to swap. Since Linux 7.3 the folio follows another argument.
         (
             false,
             vec![
-                ("shmem_writepage", write_back(Some(0))),
-                (
-                    "shmem_writeout",
-                    write_back(position("shmem_writeout", "folio")),
-                ),
+                at("shmem_writepage", Event::WriteBack { folio: 0 }),
+                write_back("shmem_writeout", "folio"),
             ],
         ),
     ]
@@ -198,6 +187,8 @@ mod tests {
     #[test]
     fn each_kernel_is_watched_where_it_does_the_job() {
         let leaves = |mapping, folio| Event::Leaves { mapping, folio };
+        let own_copy = |page_is_known| Event::OwnCopy { page_is_known };
+        let write = |offset, length| Event::Write { offset, length };
         assert_eq!(
             of(&LINUX_5_10),
             [
@@ -205,19 +196,8 @@ mod tests {
                 ("migrate_page_move_mapping", leaves(0, 2)),
                 ("migrate_page_states", Event::WrittenBack),
                 ("__access_remote_vm", Event::Peek { mm: 1 }),
-                (
-                    "wp_page_copy",
-                    Event::OwnCopy {
-                        page_is_known: true
-                    }
-                ),
-                (
-                    "iov_iter_copy_from_user_atomic",
-                    Event::Write {
-                        offset: 2,
-                        length: 3
-                    }
-                ),
+                ("wp_page_copy", own_copy(true)),
+                ("iov_iter_copy_from_user_atomic", write(2, 3)),
                 ("__test_set_page_writeback", Event::WriteBack { folio: 0 }),
                 ("end_page_writeback", Event::WrittenBack),
             ]
@@ -230,19 +210,8 @@ mod tests {
                 ("folio_mc_copy", Event::WriteBack { folio: 1 }),
                 ("folio_migrate_flags", Event::WrittenBack),
                 ("__access_remote_vm", Event::Peek { mm: 0 }),
-                (
-                    "do_wp_page",
-                    Event::OwnCopy {
-                        page_is_known: false
-                    }
-                ),
-                (
-                    "copy_page_from_iter_atomic",
-                    Event::Write {
-                        offset: 1,
-                        length: 2
-                    }
-                ),
+                ("do_wp_page", own_copy(false)),
+                ("copy_page_from_iter_atomic", write(1, 2)),
                 ("folio_end_writeback", Event::WrittenBack),
                 ("shmem_writepage", Event::WriteBack { folio: 0 }),
             ]
@@ -250,19 +219,8 @@ mod tests {
         assert_eq!(
             of(&LINUX_7_3),
             [
-                (
-                    "do_wp_page",
-                    Event::OwnCopy {
-                        page_is_known: false
-                    }
-                ),
-                (
-                    "copy_folio_from_iter_atomic",
-                    Event::Write {
-                        offset: 1,
-                        length: 2
-                    }
-                ),
+                ("do_wp_page", own_copy(false)),
+                ("copy_folio_from_iter_atomic", write(1, 2)),
                 ("shmem_writeout", Event::WriteBack { folio: 1 }),
             ]
         );

@@ -27,10 +27,7 @@ pub(super) struct MappingsLayout {
 
 impl MappingsLayout {
     pub(super) fn new(btf: &Btf) -> Result<Self, Unknown> {
-        let offset = |path: &str| {
-            let member = btf.member(path).map_err(|error| error.to_string())?;
-            Ok::<_, Unknown>(member.byte_offset)
-        };
+        let offset = |path: &str| super::offset(btf, path);
         Ok(Self {
             tree: offset("address_space.i_mmap")? + offset("rb_root_cached.rb_root")?,
             node: offset("vm_area_struct.shared.rb")?,

@@ -54,7 +54,7 @@ use introspect::{Gpa, Gva, PausedMemory, PhysicalMemory};
 
 use super::user_text::Traps;
 use super::watch::Watch;
-use crate::kernel_view::KernelView;
+use crate::kernel_view::{KernelView, parameter};
 use iter::CopyLayout;
 use mappings::MappingsLayout;
 use private::CopyEvent;
@@ -89,10 +89,7 @@ pub(crate) struct GuestPages {
 
 impl GuestPages {
     pub(crate) fn new(btf: &Btf, view: &KernelView) -> Result<Self, Unknown> {
-        let offset = |path: &str| {
-            let member = btf.member(path).map_err(|error| error.to_string())?;
-            Ok::<_, Unknown>(member.byte_offset)
-        };
+        let offset = |path: &str| offset(btf, path);
         Ok(Self {
             layout: PageCacheLayout::new(btf, &view.kernel.symbols)
                 .map_err(|error| error.to_string())?,
@@ -205,8 +202,8 @@ impl GuestPages {
     }
 }
 
-/// Returns the position of a kernel function's parameter `name`.
-fn parameter(btf: &Btf, function: &str, name: &str) -> Option<usize> {
-    let prototype = btf.func_proto_args(function).ok()?;
-    prototype.parameters.iter().position(|p| p.name == name)
+/// Returns the offset of a structure's member.
+fn offset(btf: &Btf, path: &str) -> Result<u64, Unknown> {
+    let member = btf.member(path).map_err(|error| error.to_string())?;
+    Ok(member.byte_offset)
 }

@@ -187,11 +187,24 @@ impl UserSites {
         space: AddressSpace,
         addresses: &Range<u64>,
     ) -> Vec<u64> {
+        self.take_out_of_copies(traps, returns, (space, addresses), |copied| {
+            copied.writers += 1;
+        })
+    }
+
+    /// Disarms the traps in a program's copies, each after `change`. Returns the copies' pages.
+    fn take_out_of_copies(
+        &self,
+        traps: Traps<'_>,
+        returns: &ReturnSites,
+        (space, addresses): (AddressSpace, &Range<u64>),
+        change: impl Fn(&mut Copied),
+    ) -> Vec<u64> {
         let mut pages = Vec::new();
         let mut state = self.lock();
         for (page, copied) in &mut state.copies {
             if copied.is_in(space, addresses) {
-                copied.writers += 1;
+                change(copied);
                 copied.take_out(traps);
                 pages.push(*page);
             }
@@ -232,17 +245,9 @@ impl UserSites {
         space: AddressSpace,
         addresses: &Range<u64>,
     ) {
-        let mut pages = Vec::new();
-        let mut state = self.lock();
-        for (page, copied) in &mut state.copies {
-            if copied.is_in(space, addresses) {
-                copied.copy.writable = true;
-                copied.take_out(traps);
-                pages.push(*page);
-            }
-        }
-        drop(state);
-        forget_returns(traps, returns, &pages);
+        self.take_out_of_copies(traps, returns, (space, addresses), |copied| {
+            copied.copy.writable = true;
+        });
     }
 
     /// Arms sites in text that a program cannot write to any more.
