@@ -287,51 +287,20 @@ mod tests {
     #[test]
     fn other_bytes_are_told_with_their_column() {
         let good = LINES[0].2.as_bytes();
-        for (column, byte, expected) in [
-            (0, b'F', ParseLineError::Kind { found: b'F' }),
-            (
-                1,
-                b'0',
-                ParseLineError::Byte {
-                    column: 1,
-                    found: b'0',
-                },
-            ),
-            (
-                2,
-                b'F',
-                ParseLineError::Byte {
-                    column: 2,
-                    found: b'F',
-                },
-            ),
-            (
-                18,
-                b'_',
-                ParseLineError::Byte {
-                    column: 18,
-                    found: b'_',
-                },
-            ),
-            (
-                119,
-                b' ',
-                ParseLineError::Byte {
-                    column: 119,
-                    found: b' ',
-                },
-            ),
-            (
-                120,
-                b' ',
-                ParseLineError::Byte {
-                    column: 120,
-                    found: b' ',
-                },
-            ),
+        for (column, found) in [
+            (0, b'F'),
+            (1, b'0'),
+            (2, b'F'),
+            (18, b'_'),
+            (119, b' '),
+            (120, b' '),
         ] {
             let mut bad = good.to_vec();
-            bad[column] = byte;
+            bad[column] = found;
+            let expected = match column {
+                0 => ParseLineError::Kind { found },
+                _ => ParseLineError::Byte { column, found },
+            };
             assert_eq!(TraceLine::parse(&bad), Err(expected));
         }
         for length in [0, 120, 122] {

@@ -22,7 +22,7 @@
 //! event. It ends with `EINTR` if the client sends its next request first, or closes the
 //! connection.
 
-use super::abi::{Abi, u32_at};
+use super::abi::{Abi, u32_at, u64_at};
 use super::{Errno, Mode, OpenOptions, Refused};
 
 /// The first bytes of a connection, as a number.
@@ -78,18 +78,12 @@ impl Call {
             let why = format!("request {code}: an argument of {} bytes", argument.len());
             Refused::new(Errno::Einval, why)
         };
-        match code {
-            READ => {
-                let bytes = argument.try_into().map_err(|_| wrong())?;
-                Ok(Self::Read(u64::from_le_bytes(bytes)))
-            }
-            NAME => {
-                let bytes = argument.try_into().map_err(|_| wrong())?;
-                Ok(Self::Name(u32::from_le_bytes(bytes)))
-            }
-            REASON | MISSING if !argument.is_empty() => Err(wrong()),
-            REASON => Ok(Self::Reason),
-            MISSING => Ok(Self::Missing),
+        match (code, argument.len()) {
+            (READ, 8) => u64_at(argument, 0).map(Self::Read).ok_or_else(wrong),
+            (NAME, 4) => u32_at(argument, 0).map(Self::Name).ok_or_else(wrong),
+            (REASON, 0) => Ok(Self::Reason),
+            (MISSING, 0) => Ok(Self::Missing),
+            (READ | NAME | REASON | MISSING, _) => Err(wrong()),
             _ => Ok(Self::Ioctl(code)),
         }
     }

@@ -58,6 +58,12 @@ pub enum EventType {
     Name,
 }
 
+/// The manual page's names of the event types, by number.
+const NAMES: [&str; EventType::ALL.len()] = [
+    "Admit", "Release", "Edf", "Run", "Ready", "Sleep", "Yield", "Slice", "Deadline", "Expel",
+    "Dead", "Ints", "Inte", "Trap", "User", "Name",
+];
+
 impl EventType {
     /// All types, by number.
     pub const ALL: [Self; 16] = [
@@ -94,24 +100,7 @@ impl EventType {
     /// Returns the type's name as ptrace(1) prints it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Admit => "Admit",
-            Self::Release => "Release",
-            Self::Edf => "Edf",
-            Self::Run => "Run",
-            Self::Ready => "Ready",
-            Self::Sleep => "Sleep",
-            Self::Yield => "Yield",
-            Self::Slice => "Slice",
-            Self::Deadline => "Deadline",
-            Self::Expel => "Expel",
-            Self::Dead => "Dead",
-            Self::Ints => "Ints",
-            Self::Inte => "Inte",
-            Self::Trap => "Trap",
-            Self::User => "User",
-            Self::Name => "Name",
-        }
+        NAMES[self as usize]
     }
 }
 

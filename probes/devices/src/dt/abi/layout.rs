@@ -143,14 +143,13 @@ impl Abi {
     /// Encodes counts.
     #[must_use]
     pub fn stat(self, counts: &Counts) -> Vec<u8> {
-        let Counts {
-            read,
-            dropped,
-            skipped,
-            recursive,
-        } = *counts;
-        let words = [read, dropped, skipped, recursive].into_iter();
-        let bytes = words.flat_map(u64::to_le_bytes);
+        let words = [
+            counts.read,
+            counts.dropped,
+            counts.skipped,
+            counts.recursive,
+        ];
+        let bytes = words.into_iter().flat_map(u64::to_le_bytes);
         bytes.take(self.layout().stat_size).collect()
     }
 
@@ -158,13 +157,12 @@ impl Abi {
     #[must_use]
     pub fn read_stat(self, bytes: &[u8]) -> Counts {
         let bytes = bytes.get(..self.layout().stat_size).unwrap_or(bytes);
-        let [read, dropped, skipped, recursive] =
-            [0, 8, 16, 24].map(|at| u64_at(bytes, at).unwrap_or(0));
+        let word = |at| u64_at(bytes, at).unwrap_or(0);
         Counts {
-            read,
-            dropped,
-            skipped,
-            recursive,
+            read: word(0),
+            dropped: word(8),
+            skipped: word(16),
+            recursive: word(24),
         }
     }
 

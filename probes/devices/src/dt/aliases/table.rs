@@ -1,5 +1,8 @@
 //! The table of OpenBSD's static probes, with their places and arguments in Linux.
 
+use AliasTarget::{Functions, Nowhere, SystemCallEntry, SystemCallReturn, Tracepoint};
+use Value::{Access, Cpu, End, Number, Pid, Rights, Tid, Untold, Word};
+
 /// The place in Linux at which an alias fires.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AliasTarget {
@@ -76,12 +79,9 @@ const fn alias(
     }
 }
 
-const TID_PID: &[(&str, Value)] = &[("pid_t", Value::Tid("p")), ("pid_t", Value::Pid("p"))];
-const TID_PID_CPU: &[(&str, Value)] = &[
-    ("pid_t", Value::Tid("p")),
-    ("pid_t", Value::Pid("p")),
-    ("int", Value::Cpu("p")),
-];
+const TID_PID: &[(&str, Value)] = &[("pid_t", Tid("p")), ("pid_t", Pid("p"))];
+const TID_PID_CPU: &[(&str, Value)] =
+    &[("pid_t", Tid("p")), ("pid_t", Pid("p")), ("int", Cpu("p"))];
 const NO_BUFFER_CACHE: &str =
     "Linux has a page cache and no buffer cache; see filemap:mm_filemap_add_to_page_cache";
 const NO_STOP: &str =
@@ -95,118 +95,116 @@ pub(super) static ALIASES: &[Alias] = &[
     alias(
         "sched",
         "dequeue",
-        AliasTarget::Functions(&["dequeue_task_fair", "dequeue_task"]),
+        Functions(&["dequeue_task_fair", "dequeue_task"]),
         TID_PID,
     ),
     alias(
         "sched",
         "enqueue",
-        AliasTarget::Functions(&["enqueue_task_fair", "enqueue_task"]),
+        Functions(&["enqueue_task_fair", "enqueue_task"]),
         TID_PID,
     ),
     alias(
         "sched",
         "fork",
-        AliasTarget::Tracepoint("sched", "sched_wakeup_new"),
+        Tracepoint("sched", "sched_wakeup_new"),
         TID_PID_CPU,
     ),
     alias(
         "sched",
         "off__cpu",
-        AliasTarget::Tracepoint("sched", "sched_switch"),
-        &[("pid_t", Value::Tid("next")), ("pid_t", Value::Pid("next"))],
+        Tracepoint("sched", "sched_switch"),
+        &[("pid_t", Tid("next")), ("pid_t", Pid("next"))],
     ),
     // The first function that runs in the incoming thread.
     alias(
         "sched",
         "on__cpu",
-        AliasTarget::Functions(&["finish_task_switch", "finish_task_switch.isra.0"]),
+        Functions(&["finish_task_switch", "finish_task_switch.isra.0"]),
         &[],
     ),
     alias(
         "sched",
         "remain__cpu",
-        AliasTarget::Nowhere(
-            "Linux does not mark that its scheduler picks the running thread again",
-        ),
+        Nowhere("Linux does not mark that its scheduler picks the running thread again"),
         &[],
     ),
     Alias {
         group: "sched",
         event: "sleep",
         arguments: &[],
-        place: AliasTarget::Tracepoint("sched", "sched_switch"),
+        place: Tracepoint("sched", "sched_switch"),
         only: Condition::Sleeping,
     },
     alias(
         "sched",
         "steal",
-        AliasTarget::Tracepoint("sched", "sched_migrate_task"),
+        Tracepoint("sched", "sched_migrate_task"),
         &[
-            ("pid_t", Value::Tid("p")),
-            ("pid_t", Value::Pid("p")),
-            ("int", Value::Word("dest_cpu")),
+            ("pid_t", Tid("p")),
+            ("pid_t", Pid("p")),
+            ("int", Word("dest_cpu")),
         ],
     ),
-    alias("sched", "stop", AliasTarget::Nowhere(NO_STOP), &[]),
+    alias("sched", "stop", Nowhere(NO_STOP), &[]),
     alias(
         "sched",
         "unsleep",
-        AliasTarget::Tracepoint("sched", "sched_waking"),
+        Tracepoint("sched", "sched_waking"),
         TID_PID,
     ),
-    alias("sched", "unstop", AliasTarget::Nowhere(NO_STOP), &[]),
+    alias("sched", "unstop", Nowhere(NO_STOP), &[]),
     alias(
         "sched",
         "wakeup",
-        AliasTarget::Tracepoint("sched", "sched_wakeup"),
+        Tracepoint("sched", "sched_wakeup"),
         TID_PID_CPU,
     ),
     alias(
         "raw_syscalls",
         "sys_enter",
-        AliasTarget::SystemCallEntry,
-        &[("register_t", Value::Number)],
+        SystemCallEntry,
+        &[("register_t", Number)],
     ),
     alias(
         "raw_syscalls",
         "sys_exit",
-        AliasTarget::SystemCallReturn,
-        &[("register_t", Value::Number)],
+        SystemCallReturn,
+        &[("register_t", Number)],
     ),
     // Linux finds out the kind of fault later, so it is 0.
     alias(
         "uvm",
         "fault",
-        AliasTarget::Functions(&["handle_mm_fault"]),
+        Functions(&["handle_mm_fault"]),
         &[
-            ("vaddr_t", Value::Word("address")),
-            ("vm_fault_t", Value::Untold),
-            ("vm_prot_t", Value::Access("flags")),
+            ("vaddr_t", Word("address")),
+            ("vm_fault_t", Untold),
+            ("vm_prot_t", Access("flags")),
         ],
     ),
     alias(
         "uvm",
         "map_insert",
-        AliasTarget::Functions(&["mmap_region"]),
+        Functions(&["mmap_region"]),
         &[
-            ("vaddr_t", Value::Word("addr")),
+            ("vaddr_t", Word("addr")),
             (
                 "vaddr_t",
-                Value::End {
+                End {
                     start: "addr",
                     length: "len",
                     end: "",
                 },
             ),
-            ("vm_prot_t", Value::Rights(["vm_flags", "vma_flags"])),
+            ("vm_prot_t", Rights(["vm_flags", "vma_flags"])),
         ],
     ),
     // The unmapped pages may have several protections.
     alias(
         "uvm",
         "map_remove",
-        AliasTarget::Functions(&[
+        Functions(&[
             "do_vmi_align_munmap",
             "do_mas_align_munmap",
             "do_vmi_munmap",
@@ -214,69 +212,55 @@ pub(super) static ALIASES: &[Alias] = &[
             "__do_munmap",
         ]),
         &[
-            ("vaddr_t", Value::Word("start")),
+            ("vaddr_t", Word("start")),
             (
                 "vaddr_t",
-                Value::End {
+                End {
                     start: "start",
                     length: "len",
                     end: "end",
                 },
             ),
-            ("vm_prot_t", Value::Untold),
+            ("vm_prot_t", Untold),
         ],
     ),
     // Linux's allocations have no type.
     alias(
         "uvm",
         "malloc",
-        AliasTarget::Tracepoint("kmem", "kmalloc"),
+        Tracepoint("kmem", "kmalloc"),
         &[
-            ("int", Value::Untold),
-            ("void *", Value::Word("ptr")),
-            ("size_t", Value::Word("bytes_req")),
-            ("int", Value::Word("gfp_flags")),
+            ("int", Untold),
+            ("void *", Word("ptr")),
+            ("size_t", Word("bytes_req")),
+            ("int", Word("gfp_flags")),
         ],
     ),
     alias(
         "uvm",
         "free",
-        AliasTarget::Tracepoint("kmem", "kfree"),
-        &[
-            ("int", Value::Untold),
-            ("void *", Value::Word("ptr")),
-            ("size_t", Value::Untold),
-        ],
+        Tracepoint("kmem", "kfree"),
+        &[("int", Untold), ("void *", Word("ptr")), ("size_t", Untold)],
     ),
     alias(
         "uvm",
         "pool_get",
-        AliasTarget::Tracepoint("kmem", "kmem_cache_alloc"),
+        Tracepoint("kmem", "kmem_cache_alloc"),
         &[
-            ("void *", Value::Word("s")),
-            ("void *", Value::Word("ptr")),
-            ("int", Value::Word("gfp_flags")),
+            ("void *", Word("s")),
+            ("void *", Word("ptr")),
+            ("int", Word("gfp_flags")),
         ],
     ),
     alias(
         "uvm",
         "pool_put",
-        AliasTarget::Tracepoint("kmem", "kmem_cache_free"),
-        &[("void *", Value::Word("s")), ("void *", Value::Word("ptr"))],
+        Tracepoint("kmem", "kmem_cache_free"),
+        &[("void *", Word("s")), ("void *", Word("ptr"))],
     ),
-    alias(
-        "vfs",
-        "bufcache_rel",
-        AliasTarget::Nowhere(NO_BUFFER_CACHE),
-        &[],
-    ),
-    alias(
-        "vfs",
-        "bufcache_take",
-        AliasTarget::Nowhere(NO_BUFFER_CACHE),
-        &[],
-    ),
-    alias("vfs", "cleaner", AliasTarget::Nowhere(NO_BUFFER_CACHE), &[]),
+    alias("vfs", "bufcache_rel", Nowhere(NO_BUFFER_CACHE), &[]),
+    alias("vfs", "bufcache_take", Nowhere(NO_BUFFER_CACHE), &[]),
+    alias("vfs", "cleaner", Nowhere(NO_BUFFER_CACHE), &[]),
 ];
 
 /// OpenBSD's groups without a counterpart in Linux.
