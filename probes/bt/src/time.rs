@@ -44,8 +44,6 @@ pub enum TimeFormatError {
     /// A letter that is no conversion, or none at all.
     #[error("unknown conversion {text} of strftime(3); write %% for a percent sign")]
     Unknown {
-        /// The offset of its `%` in the format.
-        offset: usize,
         /// The conversion.
         text: String,
     },
@@ -55,17 +53,6 @@ pub enum TimeFormatError {
         /// The length of the format in bytes.
         found: usize,
     },
-}
-
-impl TimeFormatError {
-    /// Returns the offset of the error in the format.
-    #[must_use]
-    pub fn offset(&self) -> usize {
-        match self {
-            Self::Unknown { offset, .. } => *offset,
-            Self::TooLong { .. } => 0,
-        }
-    }
 }
 
 /// A format of time, and the zone.
@@ -118,19 +105,13 @@ impl TimeFormat {
                     _ => behind,
                 };
                 let letter = behind.first().copied();
-                let offset = text.len() - rest.len();
-                pieces.extend(
-                    letter
-                        .and_then(|letter| conversion(flags, letter, dialect))
-                        .ok_or_else(|| {
-                            let end = text.len() - behind.len() + usize::from(letter.is_some());
-                            let conversion = text.get(offset..end).unwrap_or(rest);
-                            TimeFormatError::Unknown {
-                                offset,
-                                text: String::from_utf8_lossy(conversion).into_owned(),
-                            }
-                        })?,
-                );
+                let known = letter.and_then(|letter| conversion(flags, letter, dialect));
+                pieces.extend(known.ok_or_else(|| {
+                    let length = rest.len() - behind.len() + usize::from(letter.is_some());
+                    let text = rest.get(..length).unwrap_or(rest);
+                    let text = String::from_utf8_lossy(text).into_owned();
+                    TimeFormatError::Unknown { text }
+                })?);
                 rest = behind.get(1..).unwrap_or(&[]);
             }
         }
@@ -243,18 +224,17 @@ mod tests {
 
     #[test]
     fn all_times_have_a_text() {
-        assert_eq!(
-            rendered(Dialect::Normal, "%F %T %y %g %x", i64::MAX),
-            "2262-04-11 23:47:16 62 62 04/11/62"
-        );
-        assert_eq!(
-            rendered(Dialect::Normal, "%F %T", i64::MIN),
-            "1677-09-21 00:12:43"
-        );
-        assert_eq!(
-            rendered(Dialect::Normal, "%F %T.%f", -1),
-            "1969-12-31 23:59:59.999999"
-        );
+        for (format, time, expected) in [
+            (
+                "%F %T %y %g %x",
+                i64::MAX,
+                "2262-04-11 23:47:16 62 62 04/11/62",
+            ),
+            ("%F %T", i64::MIN, "1677-09-21 00:12:43"),
+            ("%F %T.%f", -1, "1969-12-31 23:59:59.999999"),
+        ] {
+            assert_eq!(rendered(Dialect::Normal, format, time), expected);
+        }
     }
 
     #[test]
@@ -268,22 +248,17 @@ mod tests {
 
     #[test]
     fn what_is_no_format_is_refused() {
-        let cases: &[(Dialect, &str, usize, &str)] = &[
-            (Dialect::Normal, "%H:%Q", 3, "unknown conversion %Q"),
-            (Dialect::Normal, "at %", 3, "unknown conversion %"),
-            (Dialect::Normal, "%-", 0, "unknown conversion %-"),
-            (Dialect::Normal, "%.3f", 0, "unknown conversion %."),
-            (Dialect::Strict, "%f", 0, "unknown conversion %f"),
-            (
-                Dialect::Strict,
-                &"x".repeat(63),
-                0,
-                "63 bytes; bt(5) takes less than 63",
-            ),
-        ];
-        for &(dialect, format, offset, message) in cases {
+        use Dialect::{Normal, Strict};
+        let long = "x".repeat(63);
+        for (dialect, format, message) in [
+            (Normal, "%H:%Q", "unknown conversion %Q of"),
+            (Normal, "at %", "unknown conversion % of"),
+            (Normal, "%-", "unknown conversion %- of"),
+            (Normal, "%.3f", "unknown conversion %. of"),
+            (Strict, "%f", "unknown conversion %f of"),
+            (Strict, &long, "63 bytes; bt(5) takes less than 63"),
+        ] {
             let error = TimeFormat::parse(format.as_bytes(), dialect, &Zone::utc()).unwrap_err();
-            assert_eq!(error.offset(), offset, "{format}");
             assert!(error.to_string().contains(message), "{format}: {error}");
         }
         assert!(TimeFormat::parse(&[b'x'; 62], Dialect::Strict, &Zone::utc()).is_ok());

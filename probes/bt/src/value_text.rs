@@ -20,15 +20,29 @@ pub enum BufferStyle {
 }
 
 /// Returns the text of several values, with commas between them.
-pub(crate) fn joined(values: &[Value], dialect: Dialect, names: &dyn Names) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (index, value) in values.iter().enumerate() {
-        if index > 0 {
-            out.extend_from_slice(b", ");
-        }
-        write_value(&mut out, value, dialect, names);
+pub(crate) fn joined(
+    values: &[Value],
+    between: &str,
+    dialect: Dialect,
+    names: &dyn Names,
+) -> Vec<u8> {
+    let texts = values.iter().map(|value| text_of(value, dialect, names));
+    texts.collect::<Vec<_>>().join(between.as_bytes())
+}
+
+/// Returns the text of a value.
+pub(crate) fn text_of(value: &Value, dialect: Dialect, names: &dyn Names) -> Vec<u8> {
+    let mut text = Vec::new();
+    write_value(&mut text, value, dialect, names);
+    text
+}
+
+/// Returns the parts of a key, which may be in a tuple.
+pub(crate) fn parts(key: &[Value]) -> &[Value] {
+    match key {
+        [Value::Tuple(values)] => values,
+        _ => key,
     }
-    out
 }
 
 /// Writes the text of a value, as `%s` shows it.
@@ -40,7 +54,7 @@ pub(crate) fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, na
         Value::Bytes(bytes) => out.extend(shown_bytes(bytes, BufferStyle::Printable)),
         Value::Tuple(values) => {
             out.push(b'(');
-            out.extend(joined(values, dialect, names));
+            out.extend(joined(values, ", ", dialect, names));
             out.push(b')');
         }
         Value::KernelSymbol(address) => {

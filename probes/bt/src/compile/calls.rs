@@ -79,7 +79,7 @@ impl RuleCompiler<'_, '_> {
         let takes = format.takes();
         let mut types = Vec::new();
         for (at, value) in values.iter().enumerate() {
-            let wanted = takes.get(at).map(|(_, takes)| *takes);
+            let wanted = takes.get(at).copied();
             let found = self.value(value);
             types.push(self.as_wanted(found, wanted, value.span));
         }

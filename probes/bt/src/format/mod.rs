@@ -43,8 +43,6 @@ enum Piece {
 /// A conversion: `%-8.3d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conversion {
-    /// The offset of its `%` in the format.
-    pub offset: usize,
     /// The kind of conversion.
     pub kind: ConversionKind,
     /// `#`: with base.
@@ -148,27 +146,18 @@ impl Format {
         self.dialect
     }
 
-    /// Returns the conversions, in order.
-    pub fn conversions(&self) -> impl Iterator<Item = &Conversion> {
-        self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Text(_) => None,
-            Piece::Conversion(conversion) => Some(conversion),
-        })
-    }
-
-    /// Returns the kind of each argument, with the offset in the format of the conversion that
-    /// takes it. Strict formats convert any value, and take this list again and again. Normal
+    /// Returns the kind of each argument. Strict formats convert any value, and take this list again and again. Normal
     /// formats take as many arguments as this list has.
     #[must_use]
-    pub fn takes(&self) -> Vec<(usize, Takes)> {
+    pub fn takes(&self) -> Vec<Takes> {
         let mut takes = Vec::new();
-        for conversion in self.conversions() {
-            for columns in [conversion.width, conversion.precision] {
-                if columns == Some(Columns::Argument) {
-                    takes.push((conversion.offset, Takes::Number));
-                }
+        for piece in &self.pieces {
+            if let Piece::Conversion(conversion) = piece {
+                let columns = [conversion.width, conversion.precision].into_iter();
+                let given = columns.filter(|columns| *columns == Some(Columns::Argument));
+                takes.extend(given.map(|_| Takes::Number));
+                takes.push(conversion.kind.takes());
             }
-            takes.push((conversion.offset, conversion.kind.takes()));
         }
         takes
     }
@@ -183,7 +172,7 @@ impl Format {
                 match piece {
                     Piece::Text(text) => renderer.write(text),
                     Piece::Conversion(conversion) => {
-                        if renderer.convert(conversion).is_stop() {
+                        if !renderer.convert(conversion) {
                             return renderer.into_text();
                         }
                     }

@@ -11,16 +11,12 @@ pub enum FormatError {
     /// A `%` with nothing behind it.
     #[error("incomplete conversion {text}: expected a letter; write %% for a percent sign")]
     Incomplete {
-        /// The offset of its `%` in the format.
-        offset: usize,
         /// The part that there is.
         text: String,
     },
     /// A letter that is no conversion.
     #[error("unknown conversion {text}: expected {known}")]
     Unknown {
-        /// The offset of its `%` in the format.
-        offset: usize,
         /// The conversion.
         text: String,
         /// The conversions that exist.
@@ -29,23 +25,9 @@ pub enum FormatError {
     /// A field that is too wide.
     #[error("{text} asks for more than {MOST_COLUMNS} columns or digits")]
     TooWide {
-        /// The offset of its `%` in the format.
-        offset: usize,
         /// The conversion.
         text: String,
     },
-}
-
-impl FormatError {
-    /// Returns the offset of the conversion's `%` in the format.
-    #[must_use]
-    pub fn offset(&self) -> usize {
-        match self {
-            Self::Incomplete { offset, .. }
-            | Self::Unknown { offset, .. }
-            | Self::TooWide { offset, .. } => *offset,
-        }
-    }
 }
 
 pub(super) fn parse(text: &[u8], dialect: Dialect) -> Result<Vec<Piece>, FormatError> {
@@ -98,7 +80,6 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn conversion(&mut self, dialect: Dialect) -> Result<Conversion, FormatError> {
         let mut conversion = Conversion {
-            offset: self.start,
             kind: ConversionKind::Text,
             alternate: false,
             left: false,
@@ -135,10 +116,7 @@ impl Reader<'_> {
         }
         let is_plain = !has_flags && conversion.width.is_none() && conversion.precision.is_none();
         let Some(&letter) = self.text.get(self.at) else {
-            return Err(FormatError::Incomplete {
-                offset: self.start,
-                text: self.shown(),
-            });
+            return Err(FormatError::Incomplete { text: self.shown() });
         };
         self.at += 1;
         let kind = match dialect {
@@ -146,7 +124,6 @@ impl Reader<'_> {
             Dialect::Normal => self.normal_kind(letter),
         };
         conversion.kind = kind.ok_or_else(|| FormatError::Unknown {
-            offset: self.start,
             text: self.shown(),
             known: match dialect {
                 Dialect::Strict => "%a %b %c %d %e %f %g %i %o %s %u %x",
@@ -173,10 +150,7 @@ impl Reader<'_> {
             .and_then(|digits| digits.parse().ok())
             .filter(|&columns| columns <= MOST_COLUMNS)
             .map(|columns| Some(Columns::Fixed(columns)))
-            .ok_or_else(|| FormatError::TooWide {
-                offset: self.start,
-                text: self.shown(),
-            })
+            .ok_or_else(|| FormatError::TooWide { text: self.shown() })
     }
 
     fn take(&mut self, byte: u8) -> bool {
@@ -187,18 +161,11 @@ impl Reader<'_> {
 
     fn normal_kind(&mut self, letter: u8) -> Option<ConversionKind> {
         Some(match letter {
-            b'd' | b'i' => ConversionKind::Signed,
-            b'u' => ConversionKind::Unsigned,
-            b'o' => ConversionKind::Octal,
-            b'x' => ConversionKind::Hex { upper: false },
-            b'X' => ConversionKind::Hex { upper: true },
             b'p' => ConversionKind::Pointer,
-            b'c' => ConversionKind::Byte,
-            b's' => ConversionKind::Text,
             b'r' if self.take(b'x') => ConversionKind::Buffer(BufferStyle::Escaped),
             b'r' if self.take(b'h') => ConversionKind::Buffer(BufferStyle::Spaced),
             b'r' => ConversionKind::Buffer(BufferStyle::Printable),
-            _ => return None,
+            _ => return plain_kind(letter),
         })
     }
 
@@ -217,6 +184,18 @@ fn strict_kind(letter: u8, is_plain: bool) -> Option<ConversionKind> {
         upper: letter.is_ascii_uppercase(),
     };
     Some(match letter {
+        b'b' if is_plain => ConversionKind::EscapedText,
+        b'a' | b'A' => float(FloatStyle::Hex),
+        b'e' | b'E' => float(FloatStyle::Exponent),
+        b'f' | b'F' => float(FloatStyle::Fixed),
+        b'g' | b'G' => float(FloatStyle::Shortest),
+        _ => return plain_kind(letter),
+    })
+}
+
+/// Returns the kind that a letter means in both dialects.
+fn plain_kind(letter: u8) -> Option<ConversionKind> {
+    Some(match letter {
         b'd' | b'i' => ConversionKind::Signed,
         b'u' => ConversionKind::Unsigned,
         b'o' => ConversionKind::Octal,
@@ -224,11 +203,6 @@ fn strict_kind(letter: u8, is_plain: bool) -> Option<ConversionKind> {
         b'X' => ConversionKind::Hex { upper: true },
         b'c' => ConversionKind::Byte,
         b's' => ConversionKind::Text,
-        b'b' if is_plain => ConversionKind::EscapedText,
-        b'a' | b'A' => float(FloatStyle::Hex),
-        b'e' | b'E' => float(FloatStyle::Exponent),
-        b'f' | b'F' => float(FloatStyle::Fixed),
-        b'g' | b'G' => float(FloatStyle::Shortest),
         _ => return None,
     })
 }

@@ -4,20 +4,7 @@ use super::integer::{Padding, write_integer, write_padded};
 use super::{Columns, Conversion, ConversionKind, MOST_COLUMNS, float, strict};
 use crate::ast::Dialect;
 use crate::value::{Names, Value};
-use crate::value_text::{shown_bytes, write_value};
-
-/// Whether output goes on.
-pub(super) enum Progress {
-    On,
-    /// `\c` ended it.
-    Stop,
-}
-
-impl Progress {
-    pub(super) fn is_stop(&self) -> bool {
-        matches!(self, Self::Stop)
-    }
-}
+use crate::value_text::{shown_bytes, text_of};
 
 /// One use of a format.
 pub(super) struct Renderer<'a> {
@@ -50,8 +37,8 @@ impl<'a> Renderer<'a> {
         self.out.extend_from_slice(text);
     }
 
-    /// Writes the next value by a conversion.
-    pub(super) fn convert(&mut self, conversion: &Conversion) -> Progress {
+    /// Writes the next value by a conversion, and checks whether output goes on: `\c` ends it.
+    pub(super) fn convert(&mut self, conversion: &Conversion) -> bool {
         let mut padding = Padding {
             left: conversion.left,
             zero: conversion.zero,
@@ -74,10 +61,7 @@ impl<'a> Renderer<'a> {
         match conversion.kind {
             ConversionKind::EscapedText => {
                 let text = self.text();
-                return match strict::expand_escapes(&text, &mut self.out) {
-                    true => Progress::Stop,
-                    false => Progress::On,
-                };
+                return !strict::expand_escapes(&text, &mut self.out);
             }
             ConversionKind::Text => {
                 let text = self.text();
@@ -126,7 +110,7 @@ impl<'a> Renderer<'a> {
                 write_integer(&mut self.out, padding, precision, conversion, number);
             }
         }
-        Progress::On
+        true
     }
 
     /// Returns the next value's text.
@@ -138,9 +122,7 @@ impl<'a> Renderer<'a> {
     }
 
     fn text_of(&self, value: &Value) -> Vec<u8> {
-        let mut text = Vec::new();
-        write_value(&mut text, value, self.dialect, self.names);
-        text
+        text_of(value, self.dialect, self.names)
     }
 
     /// Returns the next value as a number, 0 if it is none.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use crate::ast::Dialect;
 use crate::maps::{MapSnapshot, Reading};
 use crate::value::{Names, Value};
-use crate::value_text::{split_offset, write_value};
+use crate::value_text::{parts, split_offset, text_of};
 
 /// Renders the lines of a map; entries without a number above 0 have none. The number of a
 /// histogram or of `stats` is the number of its values.
@@ -52,12 +52,8 @@ fn weight(reading: &Reading) -> u64 {
 
 /// Returns the frames of a key, outermost first.
 fn frames(key: &[Value], names: &dyn Names) -> Vec<String> {
-    let values = match key {
-        [Value::Tuple(values)] => values,
-        _ => key,
-    };
     let (mut labels, mut user, mut kernel) = (Vec::new(), Vec::new(), Vec::new());
-    for value in values {
+    for value in parts(key) {
         match value {
             Value::UserStack { pid, frames } => {
                 user.extend(frames.iter().rev().map(|&at| names.user(*pid, at)));
@@ -66,8 +62,7 @@ fn frames(key: &[Value], names: &dyn Names) -> Vec<String> {
                 kernel.extend(frames.iter().rev().map(|&at| names.kernel(at)));
             }
             label => {
-                let mut text = Vec::new();
-                write_value(&mut text, label, Dialect::Normal, names);
+                let text = text_of(label, Dialect::Normal, names);
                 labels.push(String::from_utf8_lossy(&text).into_owned());
             }
         }

@@ -15,7 +15,7 @@ use crate::ast::Dialect;
 use crate::histogram::{Buckets, Histogram};
 use crate::maps::{MapSnapshot, Reading};
 use crate::value::{Names, Value};
-use crate::value_text::write_value;
+use crate::value_text::{self, parts, text_of};
 
 /// Renders the line, with its newline.
 #[must_use]
@@ -61,26 +61,11 @@ fn of_map(
         return of_reading(&only.reading, divisor, dialect, names);
     }
     let entries = entries.iter().map(|entry| {
-        let key = string(&of_key(entry.key, dialect, names));
+        let key = string(&value_text::joined(parts(entry.key), ",", dialect, names));
         let value = of_reading(&entry.reading, divisor, dialect, names);
         format!("{key}: {value}")
     });
     format!("{{{}}}", joined(entries))
-}
-
-fn of_key(key: &[Value], dialect: Dialect, names: &dyn Names) -> Vec<u8> {
-    let values = match key {
-        [Value::Tuple(values)] => values,
-        _ => key,
-    };
-    let texts: Vec<_> = (values.iter())
-        .map(|value| {
-            let mut text = Vec::new();
-            write_value(&mut text, value, dialect, names);
-            text
-        })
-        .collect();
-    texts.join(&b","[..])
 }
 
 fn of_reading(
@@ -122,11 +107,7 @@ fn of_value(value: &Value, dialect: Dialect, names: &dyn Names) -> String {
             let values = values.iter().map(|value| of_value(value, dialect, names));
             format!("[{}]", joined(values))
         }
-        _ => {
-            let mut text = Vec::new();
-            write_value(&mut text, value, dialect, names);
-            string(&text)
-        }
+        _ => string(&text_of(value, dialect, names)),
     }
 }
 

@@ -5,7 +5,7 @@ use super::map::{Shown, quotient, shown};
 use crate::ast::Dialect;
 use crate::maps::Reading;
 use crate::value::{Names, Value};
-use crate::value_text::{joined, write_value};
+use crate::value_text::{joined, parts, write_value};
 
 /// Returns the bytes to write.
 #[must_use]
@@ -95,9 +95,10 @@ fn write_entry(
 
 /// Returns the text of a map's key, without its brackets.
 pub(super) fn key_text(key: &[Value], dialect: Dialect, names: &dyn Names) -> Vec<u8> {
-    match key {
+    let values = match dialect {
         // bpftrace does not distinguish several keys from a tuple of them.
-        [Value::Tuple(values)] if dialect == Dialect::Normal => joined(values, dialect, names),
-        _ => joined(key, dialect, names),
-    }
+        Dialect::Normal => parts(key),
+        Dialect::Strict => key,
+    };
+    joined(values, ", ", dialect, names)
 }
