@@ -3,7 +3,7 @@
 //! Probes are no tokens: `uprobe:/bin/*sh:main` would be split into a comment and more. The parser
 //! knows where they stand and reads them with [`Lexer::probe`].
 
-use super::{is_blank, literal};
+use super::{in_word, is_blank, length_of, literal};
 use crate::ast::Span;
 use crate::diagnostic::Diagnostic;
 
@@ -113,11 +113,7 @@ impl<'t> Lexer<'t> {
 
     /// Moves to the end of the line.
     pub fn skip_line(&mut self) {
-        let rest = self.rest();
-        self.at += rest
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .unwrap_or(rest.len());
+        self.at += length_of(self.rest(), |byte| byte != b'\n');
     }
 
     /// Skips blanks and comments.
@@ -126,12 +122,7 @@ impl<'t> Lexer<'t> {
     /// A comment is not ended; the position is then the end of the text.
     pub fn skip(&mut self) -> Result<(), Diagnostic> {
         loop {
-            let rest = self.rest();
-            let blanks = rest
-                .iter()
-                .position(|byte| !is_blank(*byte))
-                .unwrap_or(rest.len());
-            self.at += blanks;
+            self.at += length_of(self.rest(), is_blank);
             let rest = self.rest();
             if rest.starts_with(b"//") {
                 self.skip_line();
@@ -211,10 +202,7 @@ impl<'t> Lexer<'t> {
     /// Reads letters, digits and `_`, possibly none.
     fn word(&mut self) -> &'t str {
         let rest = self.rest();
-        let length = rest
-            .iter()
-            .position(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_')
-            .unwrap_or(rest.len());
+        let length = length_of(rest, in_word);
         self.at += length;
         let word = rest.get(..length).unwrap_or_default();
         std::str::from_utf8(word).unwrap_or_default()

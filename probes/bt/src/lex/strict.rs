@@ -8,7 +8,7 @@
 //!   [`Lexer::in_probe`].
 //! * A message belongs to the last byte read, not to the wrong text.
 
-use super::{is_blank, literal};
+use super::{in_word, is_blank, length_of, literal};
 use crate::ast::Span;
 use crate::diagnostic::{Diagnostic, MOST_ERRORS};
 use crate::names::{self, StrictWord};
@@ -69,10 +69,6 @@ fn ends_number(byte: Option<u8>) -> bool {
     })
 }
 
-fn in_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'_'
-}
-
 impl<'t> Lexer<'t> {
     /// Starts at the beginning of `text`.
     #[must_use]
@@ -117,10 +113,7 @@ impl<'t> Lexer<'t> {
     /// Reads as long as bytes are `wanted`.
     fn take_while(&mut self, wanted: impl Fn(u8) -> bool) -> &'t [u8] {
         let rest = self.text.get(self.at..).unwrap_or_default();
-        let length = rest
-            .iter()
-            .position(|byte| !wanted(*byte))
-            .unwrap_or(rest.len());
+        let length = length_of(rest, wanted);
         self.at += length;
         rest.get(..length).unwrap_or_default()
     }
@@ -276,10 +269,8 @@ impl<'t> Lexer<'t> {
 
     /// Reads the byte behind a missing name and reports it.
     fn bad_name(&mut self, sign: char, name: &str) -> Token {
-        let next = self
-            .bump()
-            .map(char::from)
-            .map_or(String::new(), String::from);
+        let next = self.bump().map(char::from);
+        let next = next.map_or_else(String::new, String::from);
         self.wrong(format!("'{sign}{name}{next}' is an invalid variable name"));
         Token::Wrong
     }

@@ -16,6 +16,12 @@ pub(super) fn node(kind: ExpressionKind, span: Span, below: usize) -> Parsed<Tal
     Tall::new(kind, span, below).map_err(|_| too_high(span))
 }
 
+/// Makes the value of a variable, on top of keys of which the highest has `below` levels.
+fn variable(kind: LvalueKind, span: Span, below: usize) -> Parsed<Tall> {
+    let place = Lvalue { kind, span };
+    node(ExpressionKind::Lvalue(Box::new(place)), span, below)
+}
+
 /// Returns the number `value`, or its negation.
 fn number(value: u64, negative: bool) -> ExpressionKind {
     match i64::try_from(value) {
@@ -212,12 +218,7 @@ impl Parser<'_> {
             TokenKind::ArgumentCount => ExpressionKind::ArgumentCount,
             TokenKind::Local(name) => {
                 self.next()?;
-                let kind = LvalueKind::Local(name.to_owned());
-                let place = Lvalue {
-                    kind,
-                    span: token.span,
-                };
-                return node(ExpressionKind::Lvalue(Box::new(place)), token.span, 0);
+                return variable(LvalueKind::Local(name.to_owned()), token.span, 0);
             }
             TokenKind::Global(name) => {
                 self.next()?;
@@ -261,11 +262,7 @@ impl Parser<'_> {
             name: name.to_owned(),
             keys,
         };
-        node(
-            ExpressionKind::Lvalue(Box::new(Lvalue { kind, span })),
-            span,
-            below,
-        )
+        variable(kind, span, below)
     }
 
     /// Parses expressions with commas between, up to `end`, which is read; possibly none. Returns
@@ -317,12 +314,7 @@ impl Parser<'_> {
     fn word(&mut self, word: &str, span: Span) -> Parsed<Tall> {
         if self.input.as_deref() == Some(word) {
             self.next()?;
-            let kind = LvalueKind::Local(word.to_owned());
-            return node(
-                ExpressionKind::Lvalue(Box::new(Lvalue { kind, span })),
-                span,
-                0,
-            );
+            return variable(LvalueKind::Local(word.to_owned()), span, 0);
         }
         match word {
             "sizeof" => return self.size_of(),

@@ -187,6 +187,14 @@ impl<'t> Parser<'t> {
         }
     }
 
+    /// Returns an error, which is `message`, if the next token is `text`.
+    fn refuse(&mut self, text: &str, message: &str) -> Parsed<()> {
+        match self.is(text)? {
+            true => Err(Diagnostic::new(self.here()?, message)),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the span from `start` to the last token read.
     fn since(&self, start: Span) -> Span {
         start.to(self.last)

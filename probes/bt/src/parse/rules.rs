@@ -141,16 +141,10 @@ impl Parser<'_> {
                 self.report(unknown);
             }
             self.expect("=", "after the name")?;
-            match self.next()?.kind {
-                TokenKind::Word(_) | TokenKind::Number(_) | TokenKind::Text => {}
-                other => {
-                    let message = format!(
-                        "expected a number, a word or a string, found {}",
-                        other.describe()
-                    );
-                    return Err(Diagnostic::new(self.last, message));
-                }
-            }
+            match self.peek()?.kind {
+                TokenKind::Word(_) | TokenKind::Number(_) | TokenKind::Text => self.next()?,
+                _ => return Err(self.unexpected("a number, a word or a string")),
+            };
         }
         Ok(())
     }

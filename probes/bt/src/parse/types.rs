@@ -119,10 +119,7 @@ impl Parser<'_> {
         let name = self.type_name();
         if certain {
             let name = name?;
-            if self.is("[")? {
-                let message = "casts to arrays are not offered; cast to a pointer";
-                return Err(Diagnostic::new(self.here()?, message));
-            }
+            self.refuse("[", "casts to arrays are not offered; cast to a pointer")?;
             self.expect(")", "after the type")?;
             return Ok(Some(name));
         }
@@ -208,20 +205,15 @@ impl Parser<'_> {
             }
             let mut type_name = base.clone();
             loop {
-                if self.is("(")? {
-                    let message = "pointers to functions are not offered; write void *";
-                    return Err(Diagnostic::new(self.here()?, message));
-                }
+                self.refuse("(", "pointers to functions are not offered; write void *")?;
                 let (name, span) = self.expect_word("a member's name")?;
                 if !names.insert(name) {
                     let message = format!("struct {of} has a member '{name}' already");
                     self.report(Diagnostic::new(span, message));
                 }
                 let elements = self.elements()?;
-                if self.is(":")? {
-                    let message = "bit fields are not offered; take the whole number and its bits";
-                    return Err(Diagnostic::new(self.here()?, message));
-                }
+                let instead = "bit fields are not offered; take the whole number and its bits";
+                self.refuse(":", instead)?;
                 members.push(StructureMember {
                     type_name: type_name.clone(),
                     name: name.to_owned(),
@@ -245,19 +237,12 @@ impl Parser<'_> {
         if !self.eat("[")? {
             return Ok(None);
         }
-        let token = self.next()?;
-        let TokenKind::Number(elements) = token.kind else {
-            let message = format!(
-                "expected the number of elements, found {}",
-                token.kind.describe()
-            );
-            return Err(Diagnostic::new(token.span, message));
+        let TokenKind::Number(elements) = self.peek()?.kind else {
+            return Err(self.unexpected("the number of elements"));
         };
+        self.next()?;
         self.expect("]", "after the number of elements")?;
-        if self.is("[")? {
-            let message = "arrays of arrays are not offered";
-            return Err(Diagnostic::new(self.here()?, message));
-        }
+        self.refuse("[", "arrays of arrays are not offered")?;
         Ok(Some(elements))
     }
 }
