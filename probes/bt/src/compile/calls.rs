@@ -9,7 +9,7 @@ use probes::event::MAX_FRAMES;
 
 use super::types::{MemoryType, Type};
 use super::{RuleCompiler, shared_text, with};
-use crate::ast::{Call, Expression, ExpressionKind, Function, LvalueKind, Span};
+use crate::ast::{Call, Expression, ExpressionKind, Function, Span};
 use crate::format::{Format, Takes};
 use crate::program::{Emission, Known, Operation};
 use crate::registers::{REGISTERS, Register};
@@ -41,11 +41,7 @@ impl RuleCompiler<'_, '_> {
             Function::Time => {
                 let format = text_of(arguments.first()).unwrap_or(b"%H:%M:%S\n");
                 if let Some(format) = self.time_format(format, span) {
-                    let emission = self.emission(Emission::Time { format }, &[]);
-                    self.put(Operation::Emit {
-                        emission,
-                        values: 0,
-                    });
+                    self.emit(Emission::Time { format }, &[]);
                 }
             }
             Function::Clear | Function::Zero => {
@@ -83,11 +79,7 @@ impl RuleCompiler<'_, '_> {
             let found = self.value(value);
             types.push(self.as_wanted(found, wanted, value.span));
         }
-        let emission = self.emission(Emission::Printf { format, to_stderr }, &types);
-        self.put(Operation::Emit {
-            emission,
-            values: values.len(),
-        });
+        self.emit(Emission::Printf { format, to_stderr }, &types);
     }
 
     /// Prepares the value on the stack for a conversion: text behind a pointer to text is read.
@@ -123,12 +115,9 @@ impl RuleCompiler<'_, '_> {
             Some(ExpressionKind::Number(number)) => Some(*number),
             _ => None,
         };
-        let is_map = matches!(
-            &what.kind,
-            ExpressionKind::Lvalue(place)
-                if matches!(&place.kind, LvalueKind::Global { keys, .. } if keys.is_empty())
-        );
-        if is_map && let Some(map) = self.whole_map(Some(what), what.span) {
+        if what.is_whole_global()
+            && let Some(map) = self.whole_map(Some(what), what.span)
+        {
             let emission = Emission::Map {
                 top: number(1)
                     .and_then(|n| usize::try_from(n).ok())
@@ -139,24 +128,13 @@ impl RuleCompiler<'_, '_> {
             return self.put(Operation::EmitMap { emission, map });
         }
         let of = self.value(what);
-        let emission = self.emission(Emission::Print, &[of]);
-        self.put(Operation::Emit {
-            emission,
-            values: 1,
-        });
+        self.emit(Emission::Print, &[of]);
     }
 
     /// Returns the map that `@name` as a whole is.
     fn whole_map(&mut self, of: Option<&Expression>, span: Span) -> Option<usize> {
-        let place = match of.map(|of| &of.kind) {
-            Some(ExpressionKind::Lvalue(place)) => Some(place),
-            _ => None,
-        };
-        let name = place.and_then(|place| match &place.kind {
-            LvalueKind::Global { name, .. } => Some(name),
-            LvalueKind::Local(_) => None,
-        });
-        let map = name.and_then(|name| self.shared.map_numbers.get(name).copied());
+        let place = of.and_then(Expression::as_global);
+        let map = place.and_then(|(name, _)| self.shared.map_numbers.get(name).copied());
         if map.is_none() {
             self.refuse(span, "this takes a map, as in clear(@x)");
         }
@@ -167,8 +145,7 @@ impl RuleCompiler<'_, '_> {
         let Some(array) = arguments.first() else {
             return;
         };
-        let of = self.value(array);
-        self.must_be_number(&of, array.span);
+        self.number(Some(array));
         let separator: Arc<[u8]> = text_of(arguments.get(1)).unwrap_or(b" ").into();
         let types = vec![Type::Text; MOST_STRINGS];
         let emission = self.emission(Emission::Join { separator }, &types);
@@ -184,11 +161,7 @@ impl RuleCompiler<'_, '_> {
         self.put(Operation::Unary(crate::ast::UnaryOperator::Not));
         let holds = self.jump(Operation::JumpIfZero);
         let message = shared_text(text_of(arguments.get(1)).unwrap_or(b"assertion failed"));
-        let emission = self.emission(Emission::Fail { message }, &[]);
-        self.put(Operation::Emit {
-            emission,
-            values: 0,
-        });
+        self.emit(Emission::Fail { message }, &[]);
         self.put(Operation::Exit);
         self.land(holds);
     }
@@ -209,37 +182,29 @@ impl RuleCompiler<'_, '_> {
             return self.refuse(call.name_span, "this function gives no value");
         }
         let arguments = call.arguments.as_slice();
+        let first = arguments.first();
         let longest = self.shared.options.longest_text;
         match call.function {
             Function::Str | Function::KernelStr | Function::UserStr => self.string(arguments),
             Function::Buf => {
-                let of = arguments.first().map(|of| self.expression(of));
+                let of = first.map(|of| self.expression(of));
                 match (arguments.get(1), of) {
                     (Some(length), _) => {
                         self.number(Some(length));
                     }
                     (None, Some(Type::Lvalue(thing))) => {
                         let size = self.shared.types.size(&thing).unwrap_or_default();
-                        self.constant(i64::try_from(size).unwrap_or(i64::MAX));
+                        self.quantity(size);
                     }
                     (None, _) => {
                         self.refuse(span, "buf() needs a length: buf(pointer, 16)");
                     }
                 }
-                self.put(Operation::ReadBytes { most: longest });
-                Type::Shown
+                self.gives(Operation::ReadBytes { most: longest }, Type::Shown)
             }
-            Function::KernelSymbol => {
-                self.number(arguments.first());
-                self.put(Operation::KernelSymbol);
-                Type::Shown
-            }
-            Function::UserSymbol => {
-                self.number(arguments.first());
-                self.put(Operation::UserSymbol);
-                Type::Shown
-            }
-            Function::KernelAddress => self.kernel_address(arguments.first(), span),
+            Function::KernelSymbol => self.of_number(first, Operation::KernelSymbol, Type::Shown),
+            Function::UserSymbol => self.of_number(first, Operation::UserSymbol, Type::Shown),
+            Function::KernelAddress => self.kernel_address(first, span),
             Function::UserAddress => self.refuse(
                 span,
                 "uaddr() is not known: a program's symbols differ with the process; compare usym(address) instead",
@@ -250,65 +215,44 @@ impl RuleCompiler<'_, '_> {
                     _ => None,
                 });
                 let most = most.unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
-                self.put(match call.function {
+                let operation = match call.function {
                     Function::KernelStack => Operation::KernelStack(most),
                     _ => Operation::UserStack(most),
-                });
-                Type::Stack
+                };
+                self.gives(operation, Type::Stack)
             }
             Function::Ntop => self.address_text(arguments),
             Function::InetNtoa => {
-                self.number(arguments.first());
-                self.put(Operation::AddressText { bytes: 4 });
-                Type::Text
+                self.of_number(first, Operation::AddressText { bytes: 4 }, Type::Text)
             }
             Function::MacAddress => {
-                if let Some(of) = arguments.first() {
-                    self.expression(of);
-                }
-                self.put(Operation::MacText);
-                Type::Text
+                first.map(|of| self.expression(of));
+                self.gives(Operation::MacText, Type::Text)
             }
-            Function::Strncmp => {
-                for text in arguments.iter().take(2) {
-                    self.text(text);
+            Function::Strncmp | Function::StrContains => {
+                arguments.iter().take(2).for_each(|text| self.text(text));
+                match call.function {
+                    Function::StrContains => self.gives(Operation::Contains, Type::Number),
+                    _ => self.of_number(arguments.get(2), Operation::CompareText, Type::Number),
                 }
-                self.number(arguments.get(2));
-                self.put(Operation::CompareText);
-                Type::Number
             }
-            Function::StrContains => {
-                for text in arguments.iter().take(2) {
-                    self.text(text);
-                }
-                self.put(Operation::Contains);
-                Type::Number
-            }
-            Function::Register => self.register(arguments.first(), span),
+            Function::Register => self.register(first, span),
             Function::ByteSwap => {
-                let bytes = match arguments.first().map(|of| &of.kind) {
+                let bytes = match first.map(|of| &of.kind) {
                     Some(ExpressionKind::Cast { to, .. }) => {
                         let thing = self.shared.types.named(to);
                         thing.and_then(|thing| self.shared.types.size(&thing))
                     }
                     _ => None,
                 };
-                self.number(arguments.first());
                 let bytes = bytes.and_then(|bytes| u8::try_from(bytes).ok()).unwrap_or(8);
-                self.put(Operation::SwapBytes(bytes));
-                Type::Number
+                self.of_number(first, Operation::SwapBytes(bytes), Type::Number)
             }
-            Function::NetworkShort | Function::NetworkLong => {
-                self.number(arguments.first());
-                let bytes = if call.function == Function::NetworkShort { 2 } else { 4 };
-                self.put(Operation::SwapBytes(bytes));
-                Type::Number
-            }
-            Function::Pointer => arguments
-                .first()
-                .map_or(Type::Number, |of| self.value(of)),
+            Function::NetworkShort => self.of_number(first, Operation::SwapBytes(2), Type::Number),
+            Function::NetworkLong => self.of_number(first, Operation::SwapBytes(4), Type::Number),
+            Function::Pointer => first.map_or(Type::Number, |of| self.value(of)),
             Function::Strftime => {
-                let format = text_of(arguments.first()).unwrap_or_default();
+                let format = text_of(first).unwrap_or_default();
                 let format = self.time_format(format, span);
                 self.number(arguments.get(1));
                 if let Some(format) = format {
@@ -317,18 +261,24 @@ impl RuleCompiler<'_, '_> {
                 Type::Text
             }
             Function::Delete | Function::HasKey => self.on_entry(call.function, arguments, span),
-            Function::Len => self.length(arguments.first(), span),
+            Function::Len => self.length(first, span),
             _ => self.refuse(span, "this function is not known here"),
         }
     }
 
-    /// Compiles a number: a missing argument is 0.
-    fn number(&mut self, of: Option<&Expression>) {
+    /// Compiles a value that must be a number: 0 if there is none.
+    pub(super) fn number(&mut self, of: Option<&Expression>) -> Type {
         let Some(of) = of else {
             return self.constant(0);
         };
         let found = self.value(of);
         self.must_be_number(&found, of.span);
+        found
+    }
+
+    fn of_number(&mut self, of: Option<&Expression>, operation: Operation, gives: Type) -> Type {
+        self.number(of);
+        self.gives(operation, gives)
     }
 
     /// Compiles text, reading it if this is a pointer to it.
@@ -422,8 +372,7 @@ impl RuleCompiler<'_, '_> {
         match self.shared.guest.symbol(&name) {
             Some(address) => {
                 let address = numbers::unsigned(address);
-                self.put(Operation::Constant(address));
-                Type::Number
+                self.gives(Operation::Constant(address), Type::Number)
             }
             None => {
                 let nearest = self.shared.guest.nearest_symbols(&name);
@@ -452,30 +401,19 @@ impl RuleCompiler<'_, '_> {
             },
             _ => None,
         };
-        match (found, family.or(size)) {
-            (Type::Lvalue(_) | Type::Pointer(_), Some(16)) => {
-                self.put(Operation::AddressText { bytes: 16 });
-            }
-            (Type::Lvalue(_) | Type::Pointer(_), _) => {
-                self.put(Operation::AddressText { bytes: 4 });
-            }
-            (_, Some(16)) => self.put(Operation::AddressText { bytes: 16 }),
-            (other, _) => {
-                let other = self.settle(other, of.span);
-                self.must_be_number(&other, of.span);
-                self.put(Operation::Ipv4Text);
-            }
+        let bytes = if family.or(size) == Some(16) { 16 } else { 4 };
+        if bytes == 16 || matches!(found, Type::Lvalue(_) | Type::Pointer(_)) {
+            return self.gives(Operation::AddressText { bytes }, Type::Text);
         }
-        Type::Text
+        let other = self.settle(found, of.span);
+        self.must_be_number(&other, of.span);
+        self.gives(Operation::Ipv4Text, Type::Text)
     }
 
     fn register(&mut self, of: Option<&Expression>, span: Span) -> Type {
         let name = shared_text(text_of(of).unwrap_or_default());
         match Register::of(&name) {
-            Some(register) => {
-                self.put(Operation::Known(Known::Register(register)));
-                Type::Number
-            }
+            Some(register) => self.gives(Operation::Known(Known::Register(register)), Type::Number),
             None => {
                 let names = super::nearest(&name, REGISTERS.iter().map(|known| known.name));
                 self.refuse_with(with(span, format!("no register {name:?}"), names))
@@ -486,51 +424,40 @@ impl RuleCompiler<'_, '_> {
     /// Compiles `delete(@x[key])`, `delete(@x, key)`, the same forms of `has_key`, and `delete(@x)`
     /// of a scalar.
     fn on_entry(&mut self, function: Function, arguments: &[Expression], span: Span) -> Type {
-        let place = match arguments.first().map(|of| &of.kind) {
-            Some(ExpressionKind::Lvalue(place)) => place,
-            _ => return self.refuse(span, "this takes an entry of a map, as in delete(@x[pid])"),
-        };
-        let LvalueKind::Global { name, keys } = &place.kind else {
+        let Some((name, keys)) = arguments.first().and_then(Expression::as_global) else {
             return self.refuse(span, "this takes an entry of a map, as in delete(@x[pid])");
         };
         let Some(map) = self.shared.map_numbers.get(name).copied() else {
-            self.constant(0);
-            return Type::Number;
+            return self.constant(0);
         };
         let by_argument = match arguments.get(1).map(|key| &key.kind) {
             Some(ExpressionKind::Tuple(items)) => items.as_slice(),
             Some(_) => arguments.get(1..2).unwrap_or_default(),
             None => &[],
         };
-        let keys = if keys.is_empty() { by_argument } else { keys };
-        self.keys(map, keys);
-        let keys = keys.len();
-        self.put(match function {
+        let keys = self.keys(map, if keys.is_empty() { by_argument } else { keys });
+        let operation = match function {
             Function::Delete => Operation::Delete { map, keys },
             _ => Operation::HasKey { map, keys },
-        });
-        Type::Number
+        };
+        self.gives(operation, Type::Number)
     }
 
     fn length(&mut self, of: Option<&Expression>, span: Span) -> Type {
         let Some(of) = of else {
             return self.refuse(span, "len() takes a map, a stack or text");
         };
-        if let ExpressionKind::Lvalue(place) = &of.kind
-            && let LvalueKind::Global { name, keys } = &place.kind
-            && keys.is_empty()
+        if let Some((name, [])) = of.as_global()
             && let Some(map) = self.shared.map_numbers.get(name).copied()
-            && self.shared.map_keyed.get(map) == Some(&true)
+            && self.shared.is_keyed(map)
         {
-            self.put(Operation::MapLength(map));
-            return Type::Number;
+            return self.gives(Operation::MapLength(map), Type::Number);
         }
         let found = self.value(of);
         if matches!(found, Type::Number | Type::Pointer(_)) {
             return self.refuse(of.span, "len() takes a map, a stack or text");
         }
-        self.put(Operation::Length);
-        Type::Number
+        self.gives(Operation::Length, Type::Number)
     }
 }
 

@@ -26,16 +26,13 @@ impl RuleCompiler<'_, '_> {
                     0 => self.shared.options.longest_text,
                     _ => usize::try_from(elements).unwrap_or(usize::MAX),
                 };
-                self.put(Operation::ReadText { most });
-                Type::Text
+                self.gives(Operation::ReadText { most }, Type::Text)
             }
             Type::Lvalue(MemoryType::Array { element, elements }) => {
                 let size = self.shared.types.size(&element).unwrap_or(1);
-                let length = elements.saturating_mul(size);
-                self.constant(i64::try_from(length).unwrap_or(i64::MAX));
+                self.quantity(elements.saturating_mul(size));
                 let most = self.shared.options.longest_text;
-                self.put(Operation::ReadBytes { most });
-                Type::Shown
+                self.gives(Operation::ReadBytes { most }, Type::Shown)
             }
             Type::Lvalue(thing) => {
                 let described = self.shared.types.describe(&thing);
@@ -67,25 +64,18 @@ impl RuleCompiler<'_, '_> {
 
     fn any_expression(&mut self, of: &Expression) -> Type {
         match &of.kind {
-            ExpressionKind::Number(number) => {
-                self.constant(*number);
-                Type::Number
-            }
+            ExpressionKind::Number(number) => self.constant(*number),
             ExpressionKind::Unsigned(number) => {
-                self.put(Operation::Constant(numbers::unsigned(*number)));
-                Type::Number
+                let number = numbers::unsigned(*number);
+                self.gives(Operation::Constant(number), Type::Number)
             }
             ExpressionKind::Text(text) => {
-                self.put(Operation::Constant(Value::text(text)));
-                Type::Text
+                self.gives(Operation::Constant(Value::text(text)), Type::Text)
             }
             ExpressionKind::Builtin(builtin) => self.builtin(*builtin, of.span),
             ExpressionKind::Argument(number) => self.argument_of_script(*number),
             ExpressionKind::Constant(name) => match self.shared.types.constant(name) {
-                Some(value) => {
-                    self.constant(value);
-                    Type::Number
-                }
+                Some(value) => self.constant(value),
                 None => {
                     let why = self.shared.types.why_none();
                     self.refuse(of.span, format!("no enum of the kernel has {name:?}{why}"))
@@ -93,8 +83,7 @@ impl RuleCompiler<'_, '_> {
             },
             ExpressionKind::ArgumentCount => {
                 let count = self.shared.options.arguments.len();
-                self.constant(i64::try_from(count).unwrap_or(i64::MAX));
-                Type::Number
+                self.quantity(count as u64)
             }
             ExpressionKind::Lvalue(place) => self.read_place(place),
             ExpressionKind::Unary(UnaryOperator::Dereference, operand) => {
@@ -112,8 +101,7 @@ impl RuleCompiler<'_, '_> {
                 if *operator != UnaryOperator::Not {
                     self.must_be_number(&operand_type, operand.span);
                 }
-                self.put(Operation::Unary(*operator));
-                Type::Number
+                self.gives(Operation::Unary(*operator), Type::Number)
             }
             ExpressionKind::Binary(operator, left, right) => self.binary(*operator, left, right),
             ExpressionKind::Conditional {
@@ -142,9 +130,7 @@ impl RuleCompiler<'_, '_> {
                 let items = match self.value(tuple) {
                     Type::Tuple(items) => items,
                     Type::Any => Vec::new(),
-                    _ => {
-                        return self.refuse(tuple.span, "expected a tuple");
-                    }
+                    _ => return self.refuse(tuple.span, "expected a tuple"),
                 };
                 self.put(Operation::Item(*index));
                 match items.get(*index) {
@@ -166,15 +152,13 @@ impl RuleCompiler<'_, '_> {
                     let name = &of_type.base;
                     return self.refuse(of_type.span, format!("the size of {name} is not known"));
                 };
-                self.constant(i64::try_from(size).unwrap_or(i64::MAX));
-                Type::Number
+                self.quantity(size)
             }
             ExpressionKind::SizeOfValue(of_value) => self.size_of_value(of_value),
             ExpressionKind::OffsetOf { of: owner, members } => self.offset_of(owner, members),
             ExpressionKind::Tuple(items) => {
                 let types = items.iter().map(|item| self.value(item)).collect();
-                self.put(Operation::Tuple(items.len()));
-                Type::Tuple(types)
+                self.gives(Operation::Tuple(items.len()), Type::Tuple(types))
             }
             ExpressionKind::Translate { to, of: input } => self.translate(to, input),
         }
@@ -191,10 +175,7 @@ impl RuleCompiler<'_, '_> {
             _ => None,
         };
         match size {
-            Some(size) => {
-                self.constant(i64::try_from(size).unwrap_or(i64::MAX));
-                Type::Number
-            }
+            Some(size) => self.quantity(size),
             None => self.refuse(
                 of.span,
                 "the size of this is not known before the script runs",
@@ -318,16 +299,14 @@ impl RuleCompiler<'_, '_> {
             Builtin::Random => (Known::Random, Type::Number),
             Builtin::ProgramCounter => (Known::ProgramCounter, Type::Number),
         };
-        self.put(Operation::Known(known));
-        of
+        self.gives(Operation::Known(known), of)
     }
 
     fn stack(&mut self, operation: fn(usize) -> Operation) -> Type {
         // bt(5) has room for 19 frames (STACKTRACE_MAX of sys/stacktrace.h).
         const STRICT: usize = 19;
         let most = if self.is_strict() { STRICT } else { MAX_FRAMES };
-        self.put(operation(most));
-        Type::Stack
+        self.gives(operation(most), Type::Stack)
     }
 
     pub(super) fn current_task(&mut self) -> Type {
@@ -357,8 +336,7 @@ impl RuleCompiler<'_, '_> {
             return self.refuse(span, "retval is known at a return only");
         }
         if self.is_strict() && self.probe.is_system_call {
-            self.put(Operation::Known(Known::ReturnedOrMinusOne));
-            return Type::Number;
+            return self.gives(Operation::Known(Known::ReturnedOrMinusOne), Type::Number);
         }
         self.put(Operation::Known(Known::Returned));
         let returns = self.probe.returns.clone();
@@ -366,33 +344,22 @@ impl RuleCompiler<'_, '_> {
         match thing {
             Some(thing) if !self.is_strict() => self.typed(thing),
             // A value without a type is a number that may be an error.
-            _ => {
-                self.put(Operation::Extend {
-                    bytes: 8,
-                    signed: true,
-                });
-                Type::Number
-            }
+            _ => self.extend(8, true),
         }
     }
 
     /// Types the word on the stack.
     pub(super) fn typed(&mut self, thing: MemoryType) -> Type {
         match thing {
-            MemoryType::Number { bytes, signed } => {
-                self.put(Operation::Extend { bytes, signed });
-                Type::Number
-            }
-            MemoryType::Char => {
-                self.put(Operation::Extend {
-                    bytes: 1,
-                    signed: true,
-                });
-                Type::Number
-            }
+            MemoryType::Number { bytes, signed } => self.extend(bytes, signed),
+            MemoryType::Char => self.extend(1, true),
             MemoryType::Pointer(to) => Type::Pointer(*to),
             _ => Type::Number,
         }
+    }
+
+    fn extend(&mut self, bytes: u8, signed: bool) -> Type {
+        self.gives(Operation::Extend { bytes, signed }, Type::Number)
     }
 
     /// Compiles `$N`: a number if all of its text is one.
@@ -401,23 +368,14 @@ impl RuleCompiler<'_, '_> {
             .checked_sub(1)
             .and_then(|at| self.shared.options.arguments.get(at));
         let Some(given) = given else {
-            let missing = match self.is_strict() {
-                true => (Value::text(b""), Type::Any),
-                false => (Value::ZERO, Type::Number),
+            return match self.is_strict() {
+                true => self.gives(Operation::Constant(Value::text(b"")), Type::Any),
+                false => self.constant(0),
             };
-            self.put(Operation::Constant(missing.0));
-            return missing.1;
         };
         match number_of(given) {
-            Some(number) => {
-                self.constant(number);
-                Type::Number
-            }
-            None => {
-                let text = Value::text(given);
-                self.put(Operation::Constant(text));
-                Type::Text
-            }
+            Some(number) => self.constant(number),
+            None => self.gives(Operation::Constant(Value::text(given)), Type::Text),
         }
     }
 }

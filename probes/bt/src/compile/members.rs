@@ -15,26 +15,15 @@ impl RuleCompiler<'_, '_> {
     /// Replaces the address of a thing on the stack by its contents, if these are a value.
     pub(super) fn access(&mut self, thing: MemoryType) -> Type {
         match thing {
-            MemoryType::Number { bytes, signed } => {
-                self.put(Operation::Load { bytes, signed });
-                Type::Number
-            }
-            MemoryType::Char => {
-                self.put(Operation::Load {
-                    bytes: 1,
-                    signed: true,
-                });
-                Type::Number
-            }
-            MemoryType::Pointer(to) => {
-                self.put(Operation::Load {
-                    bytes: 8,
-                    signed: false,
-                });
-                Type::Pointer(*to)
-            }
+            MemoryType::Number { bytes, signed } => self.load(bytes, signed, Type::Number),
+            MemoryType::Char => self.load(1, true, Type::Number),
+            MemoryType::Pointer(to) => self.load(8, false, Type::Pointer(*to)),
             place => Type::Lvalue(place),
         }
+    }
+
+    fn load(&mut self, bytes: u8, signed: bool, of: Type) -> Type {
+        self.gives(Operation::Load { bytes, signed }, of)
     }
 
     /// Compiles `of.name` and `of->name`.
@@ -94,7 +83,7 @@ impl RuleCompiler<'_, '_> {
 
     fn add(&mut self, offset: u64) {
         if offset != 0 {
-            self.constant(i64::try_from(offset).unwrap_or(i64::MAX));
+            self.quantity(offset);
             self.put(Operation::Binary(BinaryOperator::Add));
         }
     }
@@ -126,9 +115,8 @@ impl RuleCompiler<'_, '_> {
                 "the size of an element is not known; cast the pointer",
             );
         };
-        let found = self.value(index);
-        self.must_be_number(&found, index.span);
-        self.constant(i64::try_from(size).unwrap_or(i64::MAX));
+        self.number(Some(index));
+        self.quantity(size);
         self.put(Operation::Binary(BinaryOperator::Multiply));
         self.put(Operation::Binary(BinaryOperator::Add));
         self.access(element)
@@ -189,8 +177,7 @@ impl RuleCompiler<'_, '_> {
                 }
             }
         }
-        self.constant(i64::try_from(offset).unwrap_or(i64::MAX));
-        Type::Number
+        self.quantity(offset)
     }
 
     /// Compiles `argN`: with its type if the probe's types are known, in bt(5) the plain register.
@@ -220,8 +207,7 @@ impl RuleCompiler<'_, '_> {
             return self.typed_as(&found.type_name);
         }
         if name == "ret" && probe.kind == Some(EventKind::Return) {
-            self.put(Operation::Known(Known::Returned));
-            return Type::Number;
+            return self.gives(Operation::Known(Known::Returned), Type::Number);
         }
         let why = match (
             probe.kind,
@@ -239,8 +225,7 @@ impl RuleCompiler<'_, '_> {
             }
         };
         let names = probe.arguments.iter().map(|a| a.name.as_str());
-        let diagnostic = with(span, why, nearest(name, names));
-        self.refuse_with(diagnostic)
+        self.refuse_with(with(span, why, nearest(name, names)))
     }
 
     /// Returns the register of an argument: arguments of more than 8 bytes take two, those of more

@@ -111,18 +111,24 @@ pub(crate) struct Compiler<'c> {
     options: &'c Options,
     guest: &'c dyn Guest,
     types: Types<'c>,
-    maps: Vec<MapDeclaration>,
+    maps: Vec<Map>,
     map_numbers: HashMap<String, usize>,
-    map_keyed: Vec<bool>,
-    map_types: Vec<Option<Type>>,
-    /// The types of the maps' keys: what iterating over a map yields.
-    key_types: Vec<Option<Type>>,
     emissions: Vec<Emission>,
     /// The length in bytes of the longest text that any rule can emit, as far as they are known.
     longest_text: usize,
     /// The number of words of the largest record.
     words: usize,
     diagnostics: Vec<Diagnostic>,
+}
+
+/// A global variable.
+struct Map {
+    declaration: MapDeclaration,
+    keyed: bool,
+    /// The type of its values, as far as it is known.
+    of: Option<Type>,
+    /// The type of its keys, as far as it is known: what iterating over the map yields.
+    key: Option<Type>,
 }
 
 /// The parts that the rules share, once all of them are compiled.
@@ -141,9 +147,6 @@ impl<'c> Compiler<'c> {
             types: Types::new(guest.types(), &script.structures),
             maps: Vec::new(),
             map_numbers: HashMap::new(),
-            map_keyed: Vec::new(),
-            map_types: Vec::new(),
-            key_types: Vec::new(),
             emissions: Vec::new(),
             longest_text: options.longest_text.max(LEAST_TEXT),
             words: record::HEADER + 2,
@@ -157,15 +160,21 @@ impl<'c> Compiler<'c> {
 
     fn declare(&mut self, name: &str, aggregation: Option<Aggregation>, keyed: bool) {
         let number = *self.map_numbers.entry(name.to_owned()).or_insert_with(|| {
-            self.maps.push(MapDeclaration {
-                name: name.to_owned(),
-                kind: MapKind::Scalar,
+            self.maps.push(Map {
+                declaration: MapDeclaration {
+                    name: name.to_owned(),
+                    kind: MapKind::Scalar,
+                },
+                keyed: false,
+                of: None,
+                key: None,
             });
-            self.map_keyed.push(false);
-            self.map_types.push(None);
-            self.key_types.push(None);
             self.maps.len() - 1
         });
+        let Some(map) = self.maps.get_mut(number) else {
+            return;
+        };
+        map.keyed |= keyed;
         let is_kept_apart = match aggregation {
             // In bt(5) an entry is a number that any of these may change.
             Some(Aggregation::Count | Aggregation::Sum | Aggregation::Min | Aggregation::Max) => {
@@ -174,14 +183,18 @@ impl<'c> Compiler<'c> {
             Some(_) => true,
             None => false,
         };
-        if let (true, Some(aggregation), Some(map)) =
-            (is_kept_apart, aggregation, self.maps.get_mut(number))
-        {
-            map.kind = MapKind::Aggregation(aggregation);
+        if let Some(aggregation) = aggregation.filter(|_| is_kept_apart) {
+            map.declaration.kind = MapKind::Aggregation(aggregation);
         }
-        if let Some(known) = self.map_keyed.get_mut(number) {
-            *known |= keyed;
-        }
+    }
+
+    fn kind_of(&self, map: usize) -> MapKind {
+        let map = self.maps.get(map);
+        map.map_or(MapKind::Scalar, |map| map.declaration.kind)
+    }
+
+    fn is_keyed(&self, map: usize) -> bool {
+        self.maps.get(map).is_some_and(|map| map.keyed)
     }
 
     /// Notes that rules can emit a text of this length.
@@ -241,10 +254,7 @@ impl<'c> Compiler<'c> {
         let mut printed = Vec::new();
         for name in assigned {
             let map = self.map_numbers.get(*name).copied();
-            let is_map = |map: &usize| {
-                let gathers = self.maps.get(*map).map(|map| map.kind) != Some(MapKind::Scalar);
-                gathers || self.map_keyed.get(*map) == Some(&true)
-            };
+            let is_map = |map: &usize| self.kind_of(*map) != MapKind::Scalar || self.is_keyed(*map);
             if let Some(map) = map.filter(is_map)
                 && !printed.contains(&map)
             {
@@ -264,16 +274,12 @@ impl<'c> Compiler<'c> {
         diagnostics.dedup();
         match diagnostics.is_empty() {
             true => Ok(Compiled {
-                maps: self.maps,
+                maps: (self.maps.into_iter()).map(|map| map.declaration).collect(),
                 emissions: self.emissions,
                 words: self.words.min(probes::ring::MAX_SLOT_WORDS),
             }),
             false => Err(diagnostics),
         }
-    }
-
-    fn complain(&mut self, diagnostic: Diagnostic) {
-        self.diagnostics.push(diagnostic);
     }
 }
 
@@ -301,6 +307,7 @@ struct Local {
 }
 
 /// A loop that is being compiled: jumps whose targets are not known yet.
+#[derive(Default)]
 struct Loop {
     breaks: Vec<usize>,
     continues: Vec<usize>,
@@ -329,8 +336,19 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    fn constant(&mut self, number: i64) {
-        self.put(Operation::Constant(Value::Int(number)));
+    /// Appends an operation and returns the type of what it leaves on the stack.
+    fn gives(&mut self, operation: Operation, of: Type) -> Type {
+        self.put(operation);
+        of
+    }
+
+    fn constant(&mut self, number: i64) -> Type {
+        self.gives(Operation::Constant(Value::Int(number)), Type::Number)
+    }
+
+    /// Appends a number of bytes or of other things.
+    fn quantity(&mut self, number: u64) -> Type {
+        self.constant(i64::try_from(number).unwrap_or(i64::MAX))
     }
 
     /// Reports an error. Compiling goes on to find more of them, but the code will not be used, so
@@ -341,7 +359,7 @@ impl RuleCompiler<'_, '_> {
 
     fn refuse_with(&mut self, diagnostic: Diagnostic) -> Type {
         let dialect = self.dialect();
-        self.shared.complain(Diagnostic {
+        self.shared.diagnostics.push(Diagnostic {
             dialect,
             ..diagnostic
         });
@@ -376,6 +394,13 @@ impl RuleCompiler<'_, '_> {
             Some(Operation::Next { end, .. }) => *end = to,
             _ => {}
         }
+    }
+
+    /// Appends the output of the values on the stack.
+    fn emit(&mut self, emission: Emission, of: &[Type]) {
+        let emission = self.emission(emission, of);
+        let values = of.len();
+        self.put(Operation::Emit { emission, values });
     }
 
     /// Adds an emission whose values have these types.

@@ -9,6 +9,7 @@ use crate::ast::{
 };
 use crate::maps::MapKind;
 use crate::program::Operation;
+use crate::value::Value;
 
 impl RuleCompiler<'_, '_> {
     /// Compiles a block. Local variables live as long as the rule: they may be set in a branch and
@@ -32,9 +33,7 @@ impl RuleCompiler<'_, '_> {
                 aggregation,
                 value,
             } => self.aggregate(place, *aggregation, value.as_ref()),
-            StatementKind::Expression(expression) => {
-                self.effect(expression);
-            }
+            StatementKind::Expression(expression) => self.effect(expression),
             StatementKind::If {
                 condition,
                 then,
@@ -64,16 +63,8 @@ impl RuleCompiler<'_, '_> {
                 let slot = self.new_slot();
                 self.value(times);
                 self.put(Operation::SetLocal(slot));
-                self.counted(
-                    slot,
-                    body,
-                    |of| {
-                        of.put(Operation::Local(slot));
-                        of.constant(0);
-                        of.put(Operation::Binary(BinaryOperator::Greater));
-                    },
-                    -1,
-                );
+                let zero = Operation::Constant(Value::ZERO);
+                self.counted(slot, BinaryOperator::Greater, zero, -1, body);
             }
             StatementKind::ForRange {
                 variable,
@@ -87,16 +78,8 @@ impl RuleCompiler<'_, '_> {
                 self.put(Operation::SetLocal(slot));
                 self.value(end);
                 self.put(Operation::SetLocal(limit));
-                self.counted(
-                    slot,
-                    body,
-                    |of| {
-                        of.put(Operation::Local(slot));
-                        of.put(Operation::Local(limit));
-                        of.put(Operation::Binary(BinaryOperator::Less));
-                    },
-                    1,
-                );
+                let limit = Operation::Local(limit);
+                self.counted(slot, BinaryOperator::Less, limit, 1, body);
             }
             StatementKind::ForMap {
                 variable,
@@ -128,15 +111,12 @@ impl RuleCompiler<'_, '_> {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
                     return;
                 };
-                if let Some(MapKind::Aggregation(_)) = self.shared.maps.get(map).map(|m| m.kind)
-                    && !self.is_strict()
-                {
+                if self.shared.kind_of(map) != MapKind::Scalar && !self.is_strict() {
                     self.refuse(place.span, format!("@{name} gathers values by a function such as count(); it cannot be assigned to"));
                     return;
                 }
-                self.keys(map, keys);
+                let keys = self.keys(map, keys);
                 let of = self.value(value);
-                let keys = keys.len();
                 match operator {
                     Some(operator) => {
                         self.must_be_number(&of, value.span);
@@ -179,8 +159,7 @@ impl RuleCompiler<'_, '_> {
         let Some(map) = self.map(name, keys.len(), place.span) else {
             return;
         };
-        let declared = self.shared.maps.get(map).map(|map| map.kind);
-        if let Some(MapKind::Aggregation(declared)) = declared
+        if let MapKind::Aggregation(declared) = self.shared.kind_of(map)
             && declared != aggregation
         {
             self.refuse(
@@ -189,17 +168,14 @@ impl RuleCompiler<'_, '_> {
             );
             return;
         }
-        self.keys(map, keys);
+        let keys = self.keys(map, keys);
         match value {
-            Some(value) => {
-                let of = self.value(value);
-                self.must_be_number(&of, value.span);
-            }
+            Some(_) => self.number(value),
             None => self.constant(1),
-        }
+        };
         self.put(Operation::Aggregate {
             map,
-            keys: keys.len(),
+            keys,
             aggregation,
         });
         if !is_histogram(aggregation) {
@@ -209,10 +185,7 @@ impl RuleCompiler<'_, '_> {
 
     /// Compiles the body of a loop; `again` is the target of `continue`, if it is known.
     fn looped(&mut self, body: &Block, again: Option<usize>) {
-        self.loops.push(Loop {
-            breaks: Vec::new(),
-            continues: Vec::new(),
-        });
+        self.loops.push(Loop::default());
         self.block(body);
         let to = again.unwrap_or_else(|| self.here());
         let continues = self
@@ -225,19 +198,26 @@ impl RuleCompiler<'_, '_> {
     }
 
     /// Sets the target of `break` to here.
-    fn end_loop(&mut self) {
-        let Some(ended) = self.loops.pop() else {
-            return;
-        };
-        for from in ended.breaks {
-            self.land(from);
-        }
+    /// Leads the breaks of the innermost loop here, and checks whether there are any.
+    fn end_loop(&mut self) -> bool {
+        let breaks = self.loops.pop().unwrap_or_default().breaks;
+        breaks.iter().for_each(|from| self.land(*from));
+        !breaks.is_empty()
     }
 
     /// Compiles a loop over numbers that goes on until `condition` leaves 0.
-    fn counted(&mut self, slot: usize, body: &Block, condition: impl Fn(&mut Self), by: i64) {
+    fn counted(
+        &mut self,
+        slot: usize,
+        operator: BinaryOperator,
+        limit: Operation,
+        by: i64,
+        body: &Block,
+    ) {
         let again = self.here();
-        condition(self);
+        self.put(Operation::Local(slot));
+        self.put(limit);
+        self.put(Operation::Binary(operator));
         let out = self.jump(Operation::JumpIfZero);
         self.looped(body, None);
         self.put(Operation::StepLocal {
@@ -256,12 +236,8 @@ impl RuleCompiler<'_, '_> {
             self.refuse(span, format!("@{name} is not used anywhere else"));
             return;
         };
-        let key = self.shared.key_types.get(map).cloned().flatten();
-        let value = match self.shared.maps.get(map).map(|map| map.kind) {
-            Some(MapKind::Aggregation(_)) => Some(Type::Number),
-            _ => self.shared.map_types.get(map).cloned().flatten(),
-        };
-        let item = Type::Tuple(vec![key.unwrap_or(Type::Any), value.unwrap_or(Type::Any)]);
+        let key = self.shared.maps.get(map).and_then(|map| map.key.clone());
+        let item = Type::Tuple(vec![key.unwrap_or(Type::Any), self.type_of(map)]);
         let slot = self.local(variable, item);
         self.put(Operation::Iterate(map));
         let again = self.here();
@@ -272,11 +248,7 @@ impl RuleCompiler<'_, '_> {
         self.looped(body, Some(again));
         self.put(Operation::Jump(again));
         // `break` ends the iteration over the map; its own end does so by itself.
-        let breaks = self.loops.pop().map(|l| l.breaks).unwrap_or_default();
-        if !breaks.is_empty() {
-            for from in breaks {
-                self.land(from);
-            }
+        if self.end_loop() {
             self.put(Operation::EndIteration);
         }
         self.land(again);

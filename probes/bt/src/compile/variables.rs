@@ -15,8 +15,8 @@ impl RuleCompiler<'_, '_> {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
                     return Type::Any;
                 };
-                let gathers = self.shared.maps.get(map).map(|map| map.kind);
-                if let Some(MapKind::Aggregation(aggregation)) = gathers
+                let kind = self.shared.kind_of(map);
+                if let MapKind::Aggregation(aggregation) = kind
                     && !self.is_strict()
                     && is_histogram(aggregation)
                 {
@@ -25,18 +25,20 @@ impl RuleCompiler<'_, '_> {
                         format!("@{name} is a histogram and has no value; print it"),
                     );
                 }
-                self.keys(map, keys);
-                self.put(Operation::Global {
-                    map,
-                    keys: keys.len(),
-                });
-                match gathers {
-                    Some(MapKind::Aggregation(_)) => Type::Number,
-                    _ => {
-                        let known = self.shared.map_types.get(map).cloned().flatten();
-                        known.unwrap_or(Type::Any)
-                    }
-                }
+                let keys = self.keys(map, keys);
+                let of = self.type_of(map);
+                self.gives(Operation::Global { map, keys }, of)
+            }
+        }
+    }
+
+    /// Returns the type of a map's values, as far as it is known.
+    pub(super) fn type_of(&self, map: usize) -> Type {
+        match self.shared.kind_of(map) {
+            MapKind::Aggregation(_) => Type::Number,
+            MapKind::Scalar => {
+                let known = self.shared.maps.get(map).and_then(|map| map.of.clone());
+                known.unwrap_or(Type::Any)
             }
         }
     }
@@ -45,14 +47,12 @@ impl RuleCompiler<'_, '_> {
         let input = self.scopes.iter().rev().find(|(known, ..)| known == name);
         if let Some((_, slot, of)) = input {
             let (slot, of) = (*slot, of.clone());
-            self.put(Operation::Local(slot));
-            return of;
+            return self.gives(Operation::Local(slot), of);
         }
         let local = self.locals.iter().rev().find(|local| local.name == name);
         if let Some(local) = local {
             let (slot, of) = (local.slot, local.of.clone());
-            self.put(Operation::Local(slot));
-            return of;
+            return self.gives(Operation::Local(slot), of);
         }
         if self.is_strict() {
             self.constant(0);
@@ -60,36 +60,29 @@ impl RuleCompiler<'_, '_> {
         }
         let names = self.locals.iter().map(|local| local.name.as_str());
         let nearest = nearest(name, names).into_iter().map(|n| format!("${n}"));
-        let diagnostic = with(
-            span,
-            format!("${name} is read before it is set"),
-            nearest.collect(),
-        );
-        self.refuse_with(diagnostic)
+        let message = format!("${name} is read before it is set");
+        self.refuse_with(with(span, message, nearest.collect()))
     }
 
-    /// Puts the keys of a map's entry, and learns their types.
-    pub(super) fn keys(&mut self, map: usize, keys: &[Expression]) {
+    /// Compiles the keys of an entry of the map, and returns their number.
+    pub(super) fn keys(&mut self, map: usize, keys: &[Expression]) -> usize {
         let mut types: Vec<Type> = keys.iter().map(|key| self.value(key)).collect();
         let of = match types.len() {
             1 => types.swap_remove(0),
             _ => Type::Tuple(types),
         };
-        if let Some(known) = self.shared.key_types.get_mut(map) {
-            join(known, of);
+        if let Some(map) = self.shared.maps.get_mut(map) {
+            join(&mut map.key, of);
         }
+        keys.len()
     }
 
     /// Returns the number of a map.
     pub(super) fn map(&mut self, name: &str, keys: usize, span: Span) -> Option<usize> {
         let map = self.shared.map_numbers.get(name).copied()?;
-        let keyed = self.shared.map_keyed.get(map).copied().unwrap_or_default();
-        if keyed && keys == 0 && !self.is_strict() {
-            self.shared.complain(with(
-                span,
-                format!("@{name} has keys; name one, as in @{name}[pid]"),
-                Vec::new(),
-            ));
+        if self.shared.is_keyed(map) && keys == 0 && !self.is_strict() {
+            let message = format!("@{name} has keys; name one, as in @{name}[pid]");
+            self.refuse(span, message);
             return None;
         }
         Some(map)
@@ -105,10 +98,10 @@ impl RuleCompiler<'_, '_> {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
                     return Type::Number;
                 };
-                self.keys(map, keys);
+                let keys = self.keys(map, keys);
                 self.put(Operation::StepGlobal {
                     map,
-                    keys: keys.len(),
+                    keys,
                     by,
                     postfix,
                 });
@@ -120,8 +113,8 @@ impl RuleCompiler<'_, '_> {
 
     /// Notes that a map may hold values of this type.
     pub(super) fn learn_map(&mut self, map: usize, of: Type) {
-        if let Some(known) = self.shared.map_types.get_mut(map) {
-            join(known, of);
+        if let Some(map) = self.shared.maps.get_mut(map) {
+            join(&mut map.of, of);
         }
     }
 
