@@ -295,16 +295,16 @@ mod tests {
         histogram
     }
 
-    const LINEAR: Buckets = Buckets::Linear {
-        min: 0,
-        max: 100,
-        step: 10,
-    };
-    const STRICT_LINEAR: Buckets = Buckets::StrictLinear {
-        min: 10,
-        max: 50,
-        step: 20,
-    };
+    const fn linear(min: i64, max: i64, step: i64) -> Buckets {
+        Buckets::Linear { min, max, step }
+    }
+
+    const fn strict_linear(min: i64, max: i64, step: i64) -> Buckets {
+        Buckets::StrictLinear { min, max, step }
+    }
+
+    const LINEAR: Buckets = linear(0, 100, 10);
+    const STRICT_LINEAR: Buckets = strict_linear(10, 50, 20);
 
     #[test]
     fn a_value_has_its_bucket() {
@@ -338,66 +338,18 @@ mod tests {
             (LINEAR, 99, Some("[90, 100)")),
             (LINEAR, 100, Some("[100, ...)")),
             (LINEAR, i64::MAX, Some("[100, ...)")),
-            (
-                Buckets::Linear {
-                    min: -2048,
-                    max: 4096,
-                    step: 1024,
-                },
-                -2000,
-                Some("[-2K, -1K)"),
-            ),
-            (
-                Buckets::Linear {
-                    min: -2048,
-                    max: 4096,
-                    step: 1024,
-                },
-                -1,
-                Some("[-1K, 0)"),
-            ),
-            (
-                Buckets::Linear {
-                    min: 0,
-                    max: 5,
-                    step: 2,
-                },
-                4,
-                Some("[5, ...)"),
-            ),
-            (
-                Buckets::Linear {
-                    min: 0,
-                    max: 5,
-                    step: 0,
-                },
-                4,
-                Some("[4, 5)"),
-            ),
-            (
-                Buckets::Linear {
-                    min: i64::MIN,
-                    max: i64::MAX,
-                    step: 1,
-                },
-                0,
-                None,
-            ),
+            (linear(-2048, 4096, 1024), -2000, Some("[-2K, -1K)")),
+            (linear(-2048, 4096, 1024), -1, Some("[-1K, 0)")),
+            (linear(0, 5, 2), 4, Some("[5, ...)")),
+            (linear(0, 5, 0), 4, Some("[4, 5)")),
+            (linear(i64::MIN, i64::MAX, 1), 0, None),
             (STRICT_LINEAR, 9, None),
             (STRICT_LINEAR, 10, Some("[0, 20)")),
             (STRICT_LINEAR, 19, Some("[0, 20)")),
             (STRICT_LINEAR, 20, Some("[20, 40)")),
             (STRICT_LINEAR, 50, Some("[40, 60)")),
             (STRICT_LINEAR, 51, None),
-            (
-                Buckets::StrictLinear {
-                    min: 0,
-                    max: 4096,
-                    step: 1024,
-                },
-                1,
-                Some("[0, 1024)"),
-            ),
+            (strict_linear(0, 4096, 1024), 1, Some("[0, 1024)")),
         ];
         for &(buckets, value, expected) in cases {
             let label = buckets.bucket_of(value).map(|bucket| buckets.label(bucket));
@@ -483,19 +435,8 @@ mod tests {
         assert_eq!(stored, MOST_BUCKETS);
         assert!(histogram.add(7), "a known bucket still counts");
         // Buckets that are far apart: none are made up between them.
-        let far = counted(
-            Buckets::Linear {
-                min: 0,
-                max: i64::MAX,
-                step: 1,
-            },
-            &[0, i64::MAX - 5],
-        );
-        let buckets = Buckets::Linear {
-            min: 0,
-            max: i64::MAX,
-            step: 1,
-        };
+        let buckets = linear(0, i64::MAX, 1);
+        let far = counted(buckets, &[0, i64::MAX - 5]);
         assert_eq!(far.rows(buckets).len(), 2);
     }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::path::Path;
 
 use introspect::kernel::btf::Btf;
 use probes::probe::Probe;
@@ -85,36 +86,38 @@ fn outcome(script: &[u8], arguments: &str, dialect: Dialect) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Runs all cases of a folder and returns their number.
-fn run(folder: &str, dialect: Dialect) -> usize {
+/// Compares what comes of each `NAME.bt` of a folder with its `NAME.ok`. There are at least so many.
+pub(crate) fn compare(folder: &str, least: usize, outcome: impl Fn(&Path, &[u8]) -> String) {
     let folder = crate::test_data::source("probes/bt/src/tests").join(folder);
-    let mut paths: Vec<_> = fs::read_dir(&folder)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .collect();
+    let entries = fs::read_dir(&folder).unwrap();
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "bt"));
     paths.sort();
     let mut wrong = String::new();
     for path in &paths {
-        let expected = fs::read_to_string(path.with_extension("ok")).unwrap_or_default();
-        let arguments = fs::read_to_string(path.with_extension("args")).unwrap_or_default();
-        let found = outcome(&fs::read(path).unwrap(), &arguments, dialect);
+        let read =
+            |path: &Path| fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let expected = String::from_utf8(read(&path.with_extension("ok"))).unwrap();
+        let found = outcome(path, &read(path));
         if found != expected {
             wrong += &format!("{}:\n{found}--- expected:\n{expected}\n", path.display());
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
-    paths.len()
+    assert!(paths.len() >= least, "{}", folder.display());
 }
 
 #[test]
 fn scripts_put_out_what_their_files_say() {
-    assert!(run("run", Dialect::Normal) >= 20);
-}
-
-#[test]
-fn strict_scripts_put_out_what_their_files_say() {
-    assert!(run("strict", Dialect::Strict) >= 15);
+    for (folder, least, dialect) in [
+        ("run", 20, Dialect::Normal),
+        ("strict", 15, Dialect::Strict),
+    ] {
+        compare(folder, least, |path, script| {
+            let arguments = fs::read_to_string(path.with_extension("args")).unwrap_or_default();
+            outcome(script, &arguments, dialect)
+        });
+    }
 }
 
 #[test]

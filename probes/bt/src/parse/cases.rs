@@ -6,7 +6,7 @@
 use super::{HIGHEST, LONGEST, dump, parse};
 use crate::ast::{Dialect, ExpressionKind, StatementKind};
 use crate::diagnostic::Diagnostic;
-use std::collections::BTreeSet;
+use crate::script_tests;
 
 /// Returns a script's tree, or its messages as they are shown.
 fn outcome(text: &[u8], file: &str, dialect: Dialect) -> String {
@@ -19,37 +19,16 @@ fn outcome(text: &[u8], file: &str, dialect: Dialect) -> String {
     }
 }
 
-/// Runs every `NAME.bt` of a directory and compares with its `NAME.ok`.
-fn run(directory: &str, dialect: Dialect) {
-    let path = crate::test_data::source("probes/bt/src/tests/parse").join(directory);
-    let mut names = BTreeSet::new();
-    for entry in std::fs::read_dir(&path).unwrap() {
-        let path = entry.unwrap().path();
-        names.insert(path.file_stem().unwrap().to_str().unwrap().to_owned());
-    }
-    assert!(!names.is_empty(), "no scripts in {}", path.display());
-    let mut wrong = String::new();
-    for name in names {
-        let file = format!("{name}.bt");
-        let text = std::fs::read(path.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
-        let expected = std::fs::read_to_string(path.join(format!("{name}.ok")))
-            .unwrap_or_else(|e| panic!("{name}.ok: {e}"));
-        let found = outcome(&text, &file, dialect);
-        if found != expected {
-            wrong += &format!("--- {file}: expected\n{expected}--- found\n{found}");
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong}");
-}
-
 #[test]
-fn scripts_of_the_strict_dialect_are_read_as_btrace_reads_them() {
-    run("strict", Dialect::Strict);
-}
-
-#[test]
-fn scripts_of_the_normal_dialect_are_read_as_expected() {
-    run("normal", Dialect::Normal);
+fn scripts_have_the_trees_or_messages_of_their_files() {
+    for (folder, least, dialect) in [
+        ("parse/strict", 20, Dialect::Strict),
+        ("parse/normal", 25, Dialect::Normal),
+    ] {
+        script_tests::compare(folder, least, |path, text| {
+            outcome(text, path.file_name().unwrap().to_str().unwrap(), dialect)
+        });
+    }
 }
 
 /// Returns the tree of an expression, or the first message.

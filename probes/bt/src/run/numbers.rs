@@ -160,58 +160,28 @@ mod tests {
     #[test]
     fn results_are_those_of_mathematics_where_they_fit() {
         use BinaryOperator::*;
-        let max = Value::Unsigned(u64::MAX);
+        let (int, word) = (Value::Int, Value::Unsigned);
         for (left, operator, right, normal, strict) in [
-            (Value::Int(7), Subtract, Value::Int(9), Value::Int(-2), -2),
+            (int(7), Subtract, int(9), int(-2), -2),
+            (word(u64::MAX), Subtract, int(1), word(u64::MAX - 1), -2),
+            (word(u64::MAX), Subtract, word(u64::MAX), int(0), 0),
+            (int(i64::MAX), Add, int(1), word(1 << 63), i64::MIN),
+            (word(u64::MAX), Greater, int(-1), int(1), 0),
+            (int(-1), Less, word(u64::MAX), int(1), 0),
+            (int(-8), ShiftRight, int(1), int(-4), -4),
+            (int(1), ShiftLeft, int(63), word(1 << 63), i64::MIN),
+            (int(1), ShiftLeft, int(64), int(0), 0),
+            (int(-7), Divide, int(2), int(-3), -3),
+            (int(-7), Modulo, int(2), int(-1), -1),
+            (word(u64::MAX), Multiply, int(2), word(u64::MAX - 1), -2),
             (
-                max.clone(),
-                Subtract,
-                Value::Int(1),
-                Value::Unsigned(u64::MAX - 1),
-                -2,
-            ),
-            (max.clone(), Subtract, max.clone(), Value::Int(0), 0),
-            (
-                Value::Int(i64::MAX),
-                Add,
-                Value::Int(1),
-                Value::Unsigned(1 << 63),
-                i64::MIN,
-            ),
-            (max.clone(), Greater, Value::Int(-1), Value::Int(1), 0),
-            (Value::Int(-1), Less, max.clone(), Value::Int(1), 0),
-            (
-                Value::Int(-8),
-                ShiftRight,
-                Value::Int(1),
-                Value::Int(-4),
-                -4,
-            ),
-            (
-                Value::Int(1),
-                ShiftLeft,
-                Value::Int(63),
-                Value::Unsigned(1 << 63),
-                i64::MIN,
-            ),
-            (Value::Int(1), ShiftLeft, Value::Int(64), Value::Int(0), 0),
-            (Value::Int(-7), Divide, Value::Int(2), Value::Int(-3), -3),
-            (Value::Int(-7), Modulo, Value::Int(2), Value::Int(-1), -1),
-            (
-                max.clone(),
-                Multiply,
-                Value::Int(2),
-                Value::Unsigned(u64::MAX - 1),
-                -2,
-            ),
-            (
-                max.clone(),
+                word(u64::MAX),
                 And,
-                Value::Int(-4096),
-                Value::Unsigned(u64::MAX - 4095),
+                int(-4096),
+                word(u64::MAX - 4095),
                 -4096,
             ),
-            (max.clone(), Xor, Value::Int(-1), Value::Int(0), 0),
+            (word(u64::MAX), Xor, int(-1), int(0), 0),
         ] {
             for (dialect, expected) in [
                 (Dialect::Normal, normal.clone()),
@@ -224,14 +194,9 @@ mod tests {
                 );
             }
         }
-        let zero = binary(Divide, &Value::Int(1), &Value::Int(0), Dialect::Normal);
+        let zero = binary(Divide, &int(1), &int(0), Dialect::Normal);
         assert_eq!(zero, Err(ByZero));
-        let least = binary(
-            Divide,
-            &Value::Int(i64::MIN),
-            &Value::Int(-1),
-            Dialect::Strict,
-        );
+        let least = binary(Divide, &int(i64::MIN), &int(-1), Dialect::Strict);
         assert_eq!(least, Ok(Value::Int(i64::MIN)));
     }
 
