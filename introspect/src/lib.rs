@@ -23,6 +23,8 @@ pub mod system;
 mod test_elf;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod test_memory;
+#[cfg(test)]
+mod test_says;
 pub mod user;
 pub mod x86_64;
 

@@ -220,30 +220,14 @@ fn read_cpus(
 }
 
 fn cpu_state(note: &[u8]) -> Option<CpuState> {
-    let register = |index: usize| u64_at(note, REGISTERS + 8 * index);
     let control = |index: usize| u64_at(note, CONTROL + 8 * index);
     let base = |segment: usize| u64_at(note, segment + BASE);
+    let mut words = [0; 18];
+    for (index, word) in words.iter_mut().enumerate() {
+        *word = u64_at(note, REGISTERS + 8 * index)?;
+    }
     Some(CpuState {
-        general: GeneralRegisters {
-            rax: register(0)?,
-            rbx: register(1)?,
-            rcx: register(2)?,
-            rdx: register(3)?,
-            rsi: register(4)?,
-            rdi: register(5)?,
-            rsp: register(6)?,
-            rbp: register(7)?,
-            r8: register(8)?,
-            r9: register(9)?,
-            r10: register(10)?,
-            r11: register(11)?,
-            r12: register(12)?,
-            r13: register(13)?,
-            r14: register(14)?,
-            r15: register(15)?,
-            rip: register(16)?,
-            rflags: register(17)?,
-        },
+        general: GeneralRegisters::from_words(words),
         cs: u16::try_from(u32_at(note, CS)? & 0xffff).ok()?,
         gs_base: base(GS)?,
         swapped_gs_base: control(5)?,
@@ -286,6 +270,7 @@ impl PhysicalMemory for CoreFile {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::test_says::assert_says;
 
     fn cpu(seed: u64) -> CpuState {
         let mut next = seed;
@@ -294,26 +279,7 @@ mod tests {
             next
         };
         CpuState {
-            general: GeneralRegisters {
-                rax: number(),
-                rbx: number(),
-                rcx: number(),
-                rdx: number(),
-                rsi: number(),
-                rdi: number(),
-                rsp: number(),
-                rbp: number(),
-                r8: number(),
-                r9: number(),
-                r10: number(),
-                r11: number(),
-                r12: number(),
-                r13: number(),
-                r14: number(),
-                r15: number(),
-                rip: number(),
-                rflags: number(),
-            },
+            general: GeneralRegisters::from_words(std::array::from_fn(|_| number())),
             cs: 0x33,
             gs_base: number(),
             swapped_gs_base: number(),
@@ -381,7 +347,7 @@ mod tests {
             ),
         ] {
             let error = CoreFile::parse(bytes).err().unwrap().to_string();
-            assert!(error.contains(part), "{error}");
+            assert_says(&error, part);
         }
     }
 }

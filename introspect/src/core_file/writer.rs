@@ -93,14 +93,7 @@ fn cpu_note(cpu: &CpuState) -> [u8; CPU] {
     };
     put(0, &CPU_VERSION.to_le_bytes());
     put(4, &(CPU as u32).to_le_bytes());
-    let g = &cpu.general;
-    for (index, value) in [
-        g.rax, g.rbx, g.rcx, g.rdx, g.rsi, g.rdi, g.rsp, g.rbp, g.r8, g.r9, g.r10, g.r11, g.r12,
-        g.r13, g.r14, g.r15, g.rip, g.rflags,
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (index, value) in cpu.general.words().into_iter().enumerate() {
         put(REGISTERS + 8 * index, &value.to_le_bytes());
     }
     put(CS, &u32::from(cpu.cs).to_le_bytes());

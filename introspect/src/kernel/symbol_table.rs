@@ -22,41 +22,20 @@ pub(super) struct Entry {
 
 impl Entry {
     pub(super) fn from_bytes(bytes: &[u8; ENTRY]) -> Self {
-        let [
-            a0,
-            a1,
-            a2,
-            a3,
-            a4,
-            a5,
-            a6,
-            a7,
-            s0,
-            s1,
-            s2,
-            s3,
-            l0,
-            l1,
-            kind,
-            absolute,
-        ] = *bytes;
+        let word = u128::from_le_bytes(*bytes);
         Self {
-            address: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-            name_start: u32::from_le_bytes([s0, s1, s2, s3]),
-            name_length: u16::from_le_bytes([l0, l1]),
-            kind,
-            absolute: absolute != 0,
+            address: word as u64,
+            name_start: (word >> 64) as u32,
+            name_length: (word >> 96) as u16,
+            kind: (word >> 112) as u8,
+            absolute: word >> 120 != 0,
         }
     }
 
     pub(super) fn to_bytes(self) -> [u8; ENTRY] {
-        let [a0, a1, a2, a3, a4, a5, a6, a7] = self.address.to_le_bytes();
-        let [s0, s1, s2, s3] = self.name_start.to_le_bytes();
-        let [l0, l1] = self.name_length.to_le_bytes();
-        let absolute = u8::from(self.absolute);
-        [
-            a0, a1, a2, a3, a4, a5, a6, a7, s0, s1, s2, s3, l0, l1, self.kind, absolute,
-        ]
+        let name = u128::from(self.name_start) << 64 | u128::from(self.name_length) << 96;
+        let rest = u128::from(self.kind) << 112 | u128::from(self.absolute) << 120;
+        (u128::from(self.address) | name | rest).to_le_bytes()
     }
 
     pub(super) fn address_in(bytes: &[u8; ENTRY]) -> u64 {

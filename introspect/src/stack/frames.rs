@@ -139,6 +139,18 @@ impl End {
     pub fn is_complete(&self) -> bool {
         matches!(self, Self::UserMode | Self::Bottom)
     }
+
+    /// Reads the word at `at`, or ends the walk there.
+    pub(super) fn word(view: MemoryView<'_>, at: u64) -> Result<u64, Self> {
+        let gva = Gva(at);
+        view.u64(gva).map_err(|_| Self::NotPresent { gva })
+    }
+
+    /// Reads the registers saved at `at`, or ends the walk there.
+    pub(super) fn registers(view: MemoryView<'_>, at: u64) -> Result<SavedRegisters, Self> {
+        let gva = Gva(at);
+        SavedRegisters::read(view, gva).map_err(|_| Self::NotPresent { gva })
+    }
 }
 
 impl fmt::Display for End {
@@ -223,6 +235,8 @@ impl SavedRegisters {
     pub const SIZE: u64 = 21 * 8;
     /// The size in bytes of the part that the CPU pushes: RIP, CS, RFLAGS, RSP, SS.
     pub(super) const HARDWARE_SIZE: u64 = 5 * 8;
+    /// The number of the word in a `pt_regs` of each general register.
+    const PLACES: [usize; 18] = [10, 5, 11, 12, 13, 14, 19, 4, 9, 8, 7, 6, 3, 2, 1, 0, 16, 18];
 
     /// Reads the registers saved at `at`.
     ///
@@ -231,28 +245,8 @@ impl SavedRegisters {
     pub fn read(view: MemoryView<'_>, at: Gva) -> Result<Self, ReadVirtualError> {
         let bytes = view.array::<{ Self::SIZE as usize }>(at)?;
         let word = |index: usize| u64_at(&bytes, index * 8).unwrap_or_default();
-        let general = GeneralRegisters {
-            r15: word(0),
-            r14: word(1),
-            r13: word(2),
-            r12: word(3),
-            rbp: word(4),
-            rbx: word(5),
-            r11: word(6),
-            r10: word(7),
-            r9: word(8),
-            r8: word(9),
-            rax: word(10),
-            rcx: word(11),
-            rdx: word(12),
-            rsi: word(13),
-            rdi: word(14),
-            rip: word(16),
-            rflags: word(18),
-            rsp: word(19),
-        };
         Ok(Self {
-            general,
+            general: GeneralRegisters::from_words(Self::PLACES.map(word)),
             // Kernels that support FRED keep other data in the upper bits.
             cs: word(17) as u16,
             orig_rax: word(15),

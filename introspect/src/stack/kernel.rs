@@ -158,8 +158,7 @@ impl KernelUnwinder {
         task: Gva,
     ) -> Result<Option<SavedRegisters>, End> {
         let stack = self.layout.task_stack(view, task)?;
-        let gva = Gva(self.layout.entry_registers(&stack));
-        let saved = SavedRegisters::read(view, gva).map_err(|_| End::NotPresent { gva })?;
+        let saved = End::registers(view, self.layout.entry_registers(&stack))?;
         Ok(saved.are_of_entry().then_some(saved))
     }
 
@@ -283,8 +282,8 @@ impl<'u, 'p> Walk<'u, 'p> {
         match self.unwinder.method {
             Method::FramePointers => frame_pointer::walk(self, bp_at),
             method => {
-                let ip = self.read(sp.wrapping_add(layout.return_address))?;
-                let rbp = self.read(bp_at)?;
+                let ip = End::word(self.view, sp.wrapping_add(layout.return_address))?;
+                let rbp = End::word(self.view, bp_at)?;
                 let new = self.is_first_code(ip);
                 self.push(ip, if new { Found::Register } else { Found::Return })?;
                 let registers = GeneralRegisters {
@@ -335,19 +334,13 @@ impl<'u, 'p> Walk<'u, 'p> {
     /// Reads the word at `at`, which must be on a stack.
     pub(super) fn read_stack(&mut self, at: u64) -> Result<u64, End> {
         self.stacks.enter(at, 8)?;
-        self.read(at)
-    }
-
-    fn read(&self, at: u64) -> Result<u64, End> {
-        self.view
-            .u64(Gva(at))
-            .map_err(|_| End::NotPresent { gva: Gva(at) })
+        End::word(self.view, at)
     }
 
     /// Reads the registers saved at `at`, which must be on a stack.
     pub(super) fn read_registers(&mut self, at: u64) -> Result<SavedRegisters, End> {
         self.stacks.enter(at, SavedRegisters::SIZE)?;
-        SavedRegisters::read(self.view, Gva(at)).map_err(|_| End::NotPresent { gva: Gva(at) })
+        End::registers(self.view, at)
     }
 
     /// Adds a frame.

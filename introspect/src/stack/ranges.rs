@@ -130,8 +130,7 @@ impl StackLayout {
 
     /// Returns the range of a task's stack.
     pub(super) fn task_stack(&self, view: MemoryView<'_>, task: Gva) -> Result<Range<u64>, End> {
-        let at = Gva(task.0.wrapping_add(self.task_stack));
-        let start = read(view, at)?;
+        let start = End::word(view, task.0.wrapping_add(self.task_stack))?;
         if start == 0 {
             return Err(End::NoStack);
         }
@@ -148,7 +147,7 @@ impl StackLayout {
 
     /// Reads the stack pointer of a task that does not run.
     pub(super) fn saved_sp(&self, view: MemoryView<'_>, task: Gva) -> Result<u64, End> {
-        read(view, Gva(task.0.wrapping_add(self.thread_sp)))
+        End::word(view, task.0.wrapping_add(self.thread_sp))
     }
 
     /// Returns the address of the registers of a task's entry from user mode on its stack.
@@ -193,10 +192,6 @@ impl StackLayout {
         }
         stacks
     }
-}
-
-fn read(view: MemoryView<'_>, gva: Gva) -> Result<u64, End> {
-    view.u64(gva).map_err(|_| End::NotPresent { gva })
 }
 
 /// The stacks of one walk.

@@ -29,6 +29,8 @@ const MAX_DISTANCE: u64 = 8 << 20;
 const RBP: usize = 6;
 const RSP: usize = 7;
 const RETURN: usize = 16;
+/// The members of [`GeneralRegisters`] by DWARF's numbers.
+const DWARF_ORDER: [usize; REGISTERS] = [0, 3, 2, 1, 4, 5, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16];
 /// The code to which a signal handler returns, for objects without a description of it: `mov
 /// $15,%rax; syscall`, with a short or a long `mov`.
 const SIGNAL_RETURN: [&[u8]; 2] = [
@@ -296,40 +298,12 @@ struct Thread<'p> {
 
 impl<'p> Thread<'p> {
     fn new(view: MemoryView<'p>, at: &GeneralRegisters) -> Self {
-        let GeneralRegisters {
-            rax,
-            rdx,
-            rcx,
-            rbx,
-            rsi,
-            rdi,
-            rbp,
-            rsp,
-            r8,
-            r9,
-            r10,
-            r11,
-            r12,
-            r13,
-            r14,
-            r15,
-            rip,
-            ..
-        } = *at;
-        let order = [
-            rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8, r9, r10, r11, r12, r13, r14, r15, rip,
-        ];
+        let words = at.words();
         Self {
             view,
-            rip,
-            registers: order.map(Some),
+            rip: at.rip,
+            registers: DWARF_ORDER.map(|index| words.get(index).copied()),
         }
-    }
-
-    fn read(&self, at: u64) -> Result<u64, End> {
-        self.view
-            .u64(Gva(at))
-            .map_err(|_| End::NotPresent { gva: Gva(at) })
     }
 
     fn get(&self, number: usize) -> Option<u64> {
@@ -389,7 +363,7 @@ impl<'p> Thread<'p> {
     /// be read.
     fn saved(&self, number: usize, at: u64) -> Result<Option<u64>, End> {
         match number {
-            RBP | RSP | RETURN => self.read(at).map(Some),
+            RBP | RSP | RETURN => End::word(self.view, at).map(Some),
             _ => Ok(self.view.u64(Gva(at)).ok()),
         }
     }
@@ -419,7 +393,7 @@ impl<'p> Thread<'p> {
         };
         let mut registers = [None; REGISTERS];
         for (index, number) in (0u64..).zip(SIGNAL_ORDER) {
-            let value = self.read(sp.wrapping_add(SIGNAL_CONTEXT + index * 8))?;
+            let value = End::word(self.view, sp.wrapping_add(SIGNAL_CONTEXT + index * 8))?;
             if let Some(register) = registers.get_mut(number) {
                 *register = Some(value);
             }
@@ -445,7 +419,8 @@ impl<'p> Thread<'p> {
         if !near {
             return Err(none);
         }
-        let (caller_bp, rip) = (self.read(bp)?, self.read(bp.wrapping_add(8))?);
+        let caller_bp = End::word(self.view, bp)?;
+        let rip = End::word(self.view, bp.wrapping_add(8))?;
         if rip == 0 && !again {
             // This may be the outermost frame, but RBP may equally be no frame pointer.
             return Err(none);

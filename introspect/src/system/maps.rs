@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{PausedSystem, Unavailable};
+use super::{PausedSystem, Unavailable, known};
 use crate::Gva;
 use crate::kernel::files::FileIdentity;
 use crate::kernel::task_list::TaskInfo;
@@ -39,7 +39,7 @@ impl PausedSystem<'_> {
     /// # Errors
     /// If the kernel's layout for them is unknown.
     pub fn maps(&self, task: &TaskInfo) -> Result<Option<Maps>, Unavailable> {
-        let layout = self.system.areas.as_ref().map_err(Unavailable::clone)?;
+        let layout = known(&self.system.areas)?;
         let Some(mm) = task.user_mm() else {
             return Ok(None);
         };

@@ -58,6 +58,11 @@ pub struct Unavailable {
 /// A reader, or the reason why there is none.
 type Part<T> = Result<T, Unavailable>;
 
+/// Returns a reader for a query.
+fn known<T>(part: &Part<T>) -> Result<&T, Unavailable> {
+    part.as_ref().map_err(Unavailable::clone)
+}
+
 /// A running kernel and the readers of its structures.
 pub struct System {
     symbols: Symbols,
@@ -135,7 +140,7 @@ impl System {
     /// # Errors
     /// If it is unknown.
     pub fn page_cache(&self) -> Result<&PageCacheLayout, Unavailable> {
-        self.page_cache.as_ref().map_err(Unavailable::clone)
+        known(&self.page_cache)
     }
 
     /// Returns the queries that this kernel cannot answer, with reasons.

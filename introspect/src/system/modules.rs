@@ -1,6 +1,6 @@
 //! The kernel's modules and their symbols.
 
-use super::{PausedSystem, Unavailable};
+use super::{PausedSystem, Unavailable, known};
 use crate::kernel::list::Partial;
 use crate::kernel::loaded_modules::LoadedModules;
 use crate::kernel::module_readers::{ModuleError, ModuleReaders};
@@ -12,7 +12,7 @@ impl PausedSystem<'_> {
     /// # Errors
     /// If the kernel's layout for them is unknown.
     pub fn modules(&self) -> Result<Partial<Module, ModulesError>, Unavailable> {
-        let readers = self.system.modules.as_ref().map_err(Unavailable::clone)?;
+        let readers = known(&self.system.modules)?;
         let none = Partial {
             items: Vec::new(),
             error: None,
@@ -30,7 +30,7 @@ impl PausedSystem<'_> {
         &self,
         modules: Partial<Module, ModulesError>,
     ) -> Result<(LoadedModules, Vec<ModuleError>), Unavailable> {
-        let readers = self.system.modules.as_ref().map_err(Unavailable::clone)?;
+        let readers = known(&self.system.modules)?;
         let read = |readers: &ModuleReaders| readers.symbols(self.view, modules);
         Ok(readers.as_ref().map(read).unwrap_or_default())
     }

@@ -1,6 +1,6 @@
 //! The processes, and the parts of each.
 
-use super::{PausedSystem, Unavailable};
+use super::{PausedSystem, Unavailable, known};
 use crate::Gva;
 use crate::kernel::files::{FilesError, OpenFile};
 use crate::kernel::list::Partial;
@@ -26,7 +26,7 @@ impl PausedSystem<'_> {
     /// # Errors
     /// If the kernel's layout for them is unknown.
     pub fn processes(&self) -> Result<Tasks, Unavailable> {
-        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
+        let tasks = known(&self.system.tasks)?;
         Ok(tasks.processes(self.view))
     }
 
@@ -35,7 +35,7 @@ impl PausedSystem<'_> {
     /// # Errors
     /// If the kernel's layout for them is unknown.
     pub fn threads(&self) -> Result<Tasks, Unavailable> {
-        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
+        let tasks = known(&self.system.tasks)?;
         Ok(tasks.all_threads(self.view))
     }
 
@@ -44,7 +44,7 @@ impl PausedSystem<'_> {
     /// # Errors
     /// If the kernel's layout for them is unknown.
     pub fn threads_of(&self, process: &TaskInfo) -> Result<Tasks, Unavailable> {
-        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
+        let tasks = known(&self.system.tasks)?;
         Ok(tasks.threads(self.view, process))
     }
 
@@ -57,7 +57,7 @@ impl PausedSystem<'_> {
         &self,
         pid: i32,
     ) -> Result<Result<Option<TaskInfo>, TaskListError>, Unavailable> {
-        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
+        let tasks = known(&self.system.tasks)?;
         Ok(tasks.process(self.view, pid))
     }
 
@@ -67,7 +67,7 @@ impl PausedSystem<'_> {
     /// The inner one if it was not found and not all threads could be read. The outer one if the
     /// kernel's layout for them is unknown.
     pub fn thread(&self, pid: i32) -> Result<Result<Option<TaskInfo>, TaskListError>, Unavailable> {
-        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
+        let tasks = known(&self.system.tasks)?;
         Ok(tasks.thread(self.view, pid))
     }
 
@@ -91,7 +91,7 @@ impl PausedSystem<'_> {
         task: &TaskInfo,
         most: usize,
     ) -> Result<Option<Result<Program, ProcessError>>, Unavailable> {
-        let layout = self.system.processes.as_ref().map_err(Unavailable::clone)?;
+        let layout = known(&self.system.processes)?;
         let Some(mm) = task.user_mm() else {
             return Ok(None);
         };
@@ -114,7 +114,7 @@ impl PausedSystem<'_> {
         &self,
         task: &TaskInfo,
     ) -> Result<Partial<OpenFile, FilesError>, Unavailable> {
-        let layout = self.system.files.as_ref().map_err(Unavailable::clone)?;
+        let layout = known(&self.system.files)?;
         Ok(layout.open_files(self.view, task.address))
     }
 

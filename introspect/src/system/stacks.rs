@@ -1,6 +1,6 @@
 //! The stacks of the threads of a process, in the kernel and in the program.
 
-use super::{PausedSystem, Unavailable};
+use super::{PausedSystem, Unavailable, known};
 use crate::kernel::btf::Btf;
 use crate::kernel::layout::LayoutError;
 use crate::kernel::module_memory::RangeKind;
@@ -107,7 +107,7 @@ impl PausedSystem<'_> {
         cpu: &CpuState,
         unwinder: &KernelUnwinder,
     ) -> Result<Stack, Unavailable> {
-        let layout = self.system.current.as_ref().map_err(Unavailable::clone)?;
+        let layout = known(&self.system.current)?;
         let (memory, space) = (self.view.physical(), self.view.space());
         let current = layout.current(memory, space, cpu.kernel_gs_base());
         let current = current.map_err(|error| Unavailable {

@@ -6,7 +6,7 @@ use std::fmt;
 
 use super::object_symbols::{Budget, ObjectSymbols};
 use super::user_objects::CachedBytes;
-use super::{PausedSystem, Unavailable};
+use super::{PausedSystem, Unavailable, known};
 use crate::kernel::page_cache::{CachedFile, CachedPage};
 use crate::kernel::vma::VmaFlags;
 use crate::user::file_bytes::FileBytes;
@@ -115,11 +115,7 @@ impl<'s> PausedSystem<'s> {
         process: Option<i32>,
         wanted: &dyn Fn(&[u8]) -> bool,
     ) -> Result<TextFiles<'s>, Unavailable> {
-        let layout = self
-            .system
-            .page_cache
-            .as_ref()
-            .map_err(Unavailable::clone)?;
+        let layout = known(&self.system.page_cache)?;
         let mut found = TextFiles::default();
         let mut known: HashMap<Gva, usize> = HashMap::new();
         let budget = Budget::default();

@@ -37,6 +37,43 @@ pub struct GeneralRegisters {
     pub rflags: u64,
 }
 
+impl GeneralRegisters {
+    /// Makes registers of their values, in the order of the members.
+    #[must_use]
+    pub const fn from_words(w: [u64; 18]) -> Self {
+        Self {
+            rax: w[0],
+            rbx: w[1],
+            rcx: w[2],
+            rdx: w[3],
+            rsi: w[4],
+            rdi: w[5],
+            rsp: w[6],
+            rbp: w[7],
+            r8: w[8],
+            r9: w[9],
+            r10: w[10],
+            r11: w[11],
+            r12: w[12],
+            r13: w[13],
+            r14: w[14],
+            r15: w[15],
+            rip: w[16],
+            rflags: w[17],
+        }
+    }
+
+    /// Returns the values, in the order of the members.
+    #[must_use]
+    pub const fn words(&self) -> [u64; 18] {
+        let r = self;
+        [
+            r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rsp, r.rbp, r.r8, r.r9, r.r10, r.r11,
+            r.r12, r.r13, r.r14, r.r15, r.rip, r.rflags,
+        ]
+    }
+}
+
 /// The registers of one CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuState {

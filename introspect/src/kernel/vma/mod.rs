@@ -182,30 +182,23 @@ impl VmaLayout {
         };
         let mut size = 0;
         let mut at = |path: &str| field(btf, path, 8, &mut size);
-        let (start, end) = (at("vm_area_struct.vm_start")?, at("vm_area_struct.vm_end")?);
-        let (mm, flags) = (at("vm_area_struct.vm_mm")?, at("vm_area_struct.vm_flags")?);
-        let page_offset = at("vm_area_struct.vm_pgoff")?;
-        let file = at("vm_area_struct.vm_file")?;
-        let operations = at("vm_area_struct.vm_ops")?;
-        let private_data = at("vm_area_struct.vm_private_data")?;
-        let shared = btf.member("vm_area_struct.shared").ok();
         // Absent without CONFIG_ANON_VMA_NAME.
+        let shared = btf.member("vm_area_struct.shared").ok();
+        let shared = shared.map(|shared| shared.byte_offset);
         let given_name = at("vm_area_struct.anon_name").ok().map(|offset| GivenName {
             offset,
-            without_file_only: shared
-                .as_ref()
-                .is_some_and(|shared| shared.byte_offset == offset as u64),
+            without_file_only: shared == Some(offset as u64),
         });
         Ok(Self {
             index,
-            start,
-            end,
-            mm,
-            flags,
-            page_offset,
-            file,
-            operations,
-            private_data,
+            start: at("vm_area_struct.vm_start")?,
+            end: at("vm_area_struct.vm_end")?,
+            mm: at("vm_area_struct.vm_mm")?,
+            flags: at("vm_area_struct.vm_flags")?,
+            page_offset: at("vm_area_struct.vm_pgoff")?,
+            file: at("vm_area_struct.vm_file")?,
+            operations: at("vm_area_struct.vm_ops")?,
+            private_data: at("vm_area_struct.vm_private_data")?,
             given_name,
             size,
             names: NameLayout::new(btf, symbols)?,

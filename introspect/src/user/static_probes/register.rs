@@ -169,27 +169,9 @@ impl Register {
 /// Returns registers with distinct values.
 #[cfg(test)]
 pub(super) fn distinct_registers() -> GeneralRegisters {
-    let value = |number: u64| 0x8182_8384_8586_8700 + number;
-    GeneralRegisters {
-        rax: value(0),
-        rbx: value(1),
-        rcx: value(2),
-        rdx: value(3),
-        rsi: value(4),
-        rdi: value(5),
-        rsp: value(6),
-        rbp: value(7),
-        r8: value(8),
-        r9: value(9),
-        r10: value(10),
-        r11: value(11),
-        r12: value(12),
-        r13: value(13),
-        r14: value(14),
-        r15: value(15),
-        rip: value(16),
-        rflags: 0,
-    }
+    let mut words = std::array::from_fn(|number| 0x8182_8384_8586_8700 + number as u64);
+    words[17] = 0;
+    GeneralRegisters::from_words(words)
 }
 
 #[cfg(test)]
