@@ -218,6 +218,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::test_memory::TestMemory;
+    use crate::test_says::assert_says;
     use crate::x86_64::paging::ADDRESS;
     use crate::x86_64::virtual_memory::tests::{self, BASE};
 
@@ -273,8 +274,7 @@ mod tests {
             (u64::MAX - 6, "past the end of the address space"),
             (1 << 60, "not a canonical address"),
         ] {
-            let error = view.u64(Gva(gva)).unwrap_err().to_string();
-            assert!(error.contains(part), "{error}");
+            assert_says(view.u64(Gva(gva)).unwrap_err(), part);
         }
         assert_eq!(view.read(Gva(1 << 60), &mut []), Ok(()), "nothing asked");
     }

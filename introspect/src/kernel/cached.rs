@@ -7,7 +7,7 @@
 //! forged blocks: their content is trusted, but cannot make a reader panic or loop forever.
 //!
 //! Format, little-endian: a header of 112 bytes, then key, banner, symbols and types. The header
-//! holds a magic number, the version, a checksum, and lengths and counts in the order of `Header`.
+//! holds a magic number, the version, a checksum, and the lengths and counts of `to_bytes`.
 
 use super::btf::{self, Btf};
 use super::shared_bytes::SharedBytes;
@@ -69,85 +69,33 @@ pub enum CacheError {
     },
 }
 
-/// The numbers of the header, in order.
-struct Header {
-    key: usize,
-    banner: usize,
-    symbols: usize,
-    symbols_shape: TableShape,
-    /// Size of the types in bytes; 0 if there are none, because even empty ones have a string.
-    btf: usize,
-    btf_shape: btf::Shape,
-}
-
-impl Header {
-    fn to_words(&self) -> [u64; 11] {
-        let TableShape {
-            count,
-            absolute,
-            end,
-        } = self.symbols_shape;
-        let btf = self.btf_shape;
-        let word = |number: usize| number as u64;
-        [
-            word(self.key),
-            word(self.banner),
-            word(self.symbols),
-            word(count),
-            word(absolute),
-            end.unwrap_or(NO_END),
-            word(self.btf),
-            word(btf.types),
-            word(btf.strings),
-            word(btf.count),
-            word(btf.named),
-        ]
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let word = |index: usize| u64_at(bytes, CHECKSUM.end + 8 * index);
-        let number = |index| usize::try_from(word(index)?).ok();
-        Some(Self {
-            key: number(0)?,
-            banner: number(1)?,
-            symbols: number(2)?,
-            symbols_shape: TableShape {
-                count: number(3)?,
-                absolute: number(4)?,
-                end: word(5).filter(|end| *end != NO_END),
-            },
-            btf: number(6)?,
-            btf_shape: btf::Shape {
-                types: number(7)?,
-                strings: number(8)?,
-                count: number(9)?,
-                named: number(10)?,
-            },
-        })
-    }
-}
-
 impl DecodedKernel {
     /// Writes the block for the kernel with this `key`. The slide of the symbols is not stored.
     #[must_use]
     pub fn to_bytes(&self, key: &[u8]) -> Vec<u8> {
         let banner = self.banner.as_deref().unwrap_or_default();
-        let (symbols, symbols_shape) = self.symbols.table();
+        let (symbols, shape) = self.symbols.table();
         let (btf, btf_shape) = self.btf.as_ref().map(Btf::table).unwrap_or_default();
-        let header = Header {
-            key: key.len(),
-            banner: banner.len(),
-            symbols: symbols.len(),
-            symbols_shape,
-            btf: btf.len(),
-            btf_shape,
-        };
+        // Without types, their size is 0. Even empty ones have a string.
+        let header = [
+            key.len() as u64,
+            banner.len() as u64,
+            symbols.len() as u64,
+            shape.count as u64,
+            shape.absolute as u64,
+            shape.end.unwrap_or(NO_END),
+            btf.len() as u64,
+            btf_shape.types as u64,
+            btf_shape.strings as u64,
+            btf_shape.count as u64,
+            btf_shape.named as u64,
+        ];
         let parts = [key, banner.as_bytes(), symbols, btf];
         let mut out = Vec::with_capacity(HEADER + parts.iter().map(|p| p.len()).sum::<usize>());
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());
         out.extend([0; 12]);
-        out.extend(header.to_words().iter().flat_map(|word| word.to_le_bytes()));
+        out.extend(header.iter().flat_map(|word| word.to_le_bytes()));
         for part in parts {
             out.extend_from_slice(part);
         }
@@ -176,7 +124,23 @@ impl DecodedKernel {
             Some(found) => return Err(CacheError::Version { found }),
             None => return Err(damaged("no header")),
         }
-        let header = Header::from_bytes(bytes).ok_or(damaged("no header"))?;
+        let header = bytes.get(CHECKSUM.end..HEADER);
+        let (header, _) = header.ok_or(damaged("no header"))?.as_chunks();
+        let mut words = header.iter().map(|word| u64::from_le_bytes(*word));
+        let mut number = || usize::try_from(words.next().unwrap_or_default()).unwrap_or(usize::MAX);
+        let lengths = [number(), number(), number()];
+        let symbols_shape = TableShape {
+            count: number(),
+            absolute: number(),
+            end: Some(number() as u64).filter(|end| *end != NO_END),
+        };
+        let btf_length = number();
+        let btf_shape = btf::Shape {
+            types: number(),
+            strings: number(),
+            count: number(),
+            named: number(),
+        };
         let (mut at, mut whole) = (HEADER, true);
         let mut next = |length: usize| {
             let end = at.checked_add(length);
@@ -185,8 +149,8 @@ impl DecodedKernel {
             at = end.unwrap_or(usize::MAX);
             part.unwrap_or_else(|| SharedBytes::new([]))
         };
-        let (found, banner) = (next(header.key), next(header.banner));
-        let (symbols, btf) = (next(header.symbols), next(header.btf));
+        let [found, banner, symbols] = lengths.map(&mut next);
+        let btf = next(btf_length);
         if !whole || at != length {
             return Err(damaged("its parts are not as long as it is"));
         }
@@ -197,11 +161,11 @@ impl DecodedKernel {
             let found = found.as_bytes().to_vec();
             return Err(CacheError::OtherKernel { found });
         }
-        let symbols = Symbols::from_table(symbols, header.symbols_shape);
-        let btf = match header.btf {
+        let symbols = Symbols::from_table(symbols, symbols_shape);
+        let btf = match btf_length {
             0 => None,
             _ => {
-                let btf = Btf::from_table(btf, header.btf_shape);
+                let btf = Btf::from_table(btf, btf_shape);
                 Some(btf.ok_or(damaged("types of another size than said"))?)
             }
         };
@@ -262,27 +226,27 @@ mod tests {
 
     use super::*;
     use crate::kernel::btf::test_types::task_types;
-    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::kernel::test_kernel::all_symbols;
+    use crate::test_says::assert_says;
 
     const KEY: &[u8] = b"build id";
     const BASE: u64 = 0xffff_ffff_8100_0000;
 
     fn decoded() -> DecodedKernel {
-        let mut builder = SymbolsBuilder::default();
-        for index in 0..500u64 {
-            let name = format!("function_{}", index % 400);
-            let absolute = index < 20;
-            let address = if absolute {
-                index * 8
-            } else {
-                BASE + index * 64
-            };
-            builder
-                .push(name.as_bytes(), address, b't', absolute)
-                .unwrap();
-        }
+        let names: Vec<_> = (0..400).map(|index| format!("function_{index}")).collect();
+        let all = (0..)
+            .zip(names.iter().cycle().take(500))
+            .map(|(index, name)| {
+                let absolute = index < 20;
+                let address = if absolute {
+                    index * 8
+                } else {
+                    BASE + index * 64
+                };
+                (name.as_str(), address, b't', absolute)
+            });
         DecodedKernel {
-            symbols: builder.finish(Some(BASE + 0x1_0000)),
+            symbols: all_symbols(all, Some(BASE + 0x1_0000)),
             btf: Some(Btf::parse(&task_types().bytes()).unwrap()),
             banner: Some("Linux version 6.1.0 #1".to_owned()),
         }
@@ -330,7 +294,7 @@ mod tests {
         assert!(after.btf.is_none());
         assert_eq!(after.banner, None);
         let empty = DecodedKernel {
-            symbols: SymbolsBuilder::default().finish(None),
+            symbols: all_symbols([], None),
             btf: None,
             banner: None,
         };
@@ -362,8 +326,7 @@ mod tests {
                 "another kernel: its key is [6f",
             ),
         ] {
-            let text = load(&bytes).unwrap_err().to_string();
-            assert!(text.contains(expected), "{text}");
+            assert_says(load(&bytes).unwrap_err(), expected);
         }
     }
 

@@ -276,6 +276,7 @@ mod tests {
     use crate::PausedMemory;
     use crate::kernel::path::test_paths::{STRUCTS, place};
     use crate::kernel::test_kernel::{BASE, HALF, TestKernel, WORD, types};
+    use crate::test_says::assert_says;
 
     const TASK: u64 = BASE + 0x100;
     const FILES: u64 = BASE + 0x200;
@@ -413,7 +414,7 @@ mod tests {
             let (files, error) = read(&kernel, TASK);
             let found: Vec<u32> = files.iter().map(|file| file.number).collect();
             let error = error.unwrap();
-            assert!(error.contains(part), "{error}");
+            assert_says(&error, part);
             assert_eq!(found, numbers, "{part}");
         }
     }

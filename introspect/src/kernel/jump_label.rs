@@ -236,10 +236,10 @@ impl JumpLabelLayout {
 pub(super) mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::kernel::modules::ModuleState;
     use crate::kernel::test_kernel::{
-        BASE, HALF, Struct, TestKernel, WILD, WORD, symbols, types as types_of,
+        BASE, HALF, Struct, TestKernel, WILD, WORD, module, symbols, types as types_of,
     };
+    use crate::test_says::assert_says;
 
     const TABLE: u64 = BASE + 0x2000;
     const OTHER: u64 = BASE + 0x3000;
@@ -286,17 +286,8 @@ pub(super) mod tests {
         ]);
     }
 
-    fn module() -> Module {
-        Module {
-            address: Gva(MODULE),
-            name: "brd".to_owned(),
-            state: ModuleState::Live,
-            ranges: Vec::new(),
-        }
-    }
-
     fn read(kernel: &TestKernel, count: u64) -> JumpLabels {
-        kernel.look(|view| layout(count).read_all(view, &[module()]))
+        kernel.look(|view| layout(count).read_all(view, &[module(MODULE, "brd", &[])]))
     }
 
     #[test]
@@ -359,7 +350,7 @@ pub(super) mod tests {
         );
         kernel.put_all(&[(MODULE + 16, MAX_ENTRIES, 4)]);
         let told = read(&kernel, 3).unread[1].to_string();
-        assert!(told.contains("found 1048576"), "{told}");
+        assert_says(&told, "found 1048576");
     }
 
     #[test]
@@ -372,12 +363,12 @@ pub(super) mod tests {
         );
         let refused = JumpLabelLayout::new(&types_of(&[absolute]), &bounds(0)).unwrap_err();
         let text = refused.to_string();
-        assert!(
-            text.contains("jump_entry.code is 8 bytes in this kernel, 4 were expected"),
-            "{text}"
+        assert_says(
+            &text,
+            "jump_entry.code is 8 bytes in this kernel, 4 were expected",
         );
         let unnamed = JumpLabelLayout::new(&types_of(&[ENTRY_TYPE]), &symbols(&[])).unwrap_err();
         let text = unnamed.to_string();
-        assert!(text.contains("names no __start___jump_table"), "{text}");
+        assert_says(&text, "names no __start___jump_table");
     }
 }

@@ -154,6 +154,7 @@ mod tests {
     use super::*;
     use crate::PausedMemory;
     use crate::kernel::test_kernel::{BASE, TestKernel};
+    use crate::test_says::assert_says;
 
     /// Walks a ring whose head is at `BASE`, with links given as pairs of (link, next) offsets from
     /// there.
@@ -216,7 +217,7 @@ mod tests {
             let (found, error) = walk(links, limit);
             assert_eq!(found, items, "{part}");
             let error = error.unwrap();
-            assert!(error.contains(part), "{error}");
+            assert_says(&error, part);
         }
     }
 }

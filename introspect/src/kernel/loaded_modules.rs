@@ -131,34 +131,20 @@ impl LoadedModules {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::Gva;
-    use crate::kernel::module_memory::{ModuleRange, RangeKind};
-    use crate::kernel::modules::ModuleState;
-    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::kernel::module_memory::RangeKind;
+    use crate::kernel::test_kernel::{self, all_symbols};
 
     /// Makes a module with a page of text and, a page later, a page of data.
     fn module(name: &str, start: u64, symbols: &[(&str, u64, u8)]) -> ModuleSymbols {
-        let range = |kind, start| ModuleRange {
-            kind,
-            addresses: start..start + 0x1000,
-        };
-        let mut builder = SymbolsBuilder::default();
-        for (name, offset, kind) in symbols {
-            let (name, address) = (name.as_bytes(), start + offset);
-            builder.push(name, address, *kind, false).unwrap();
-        }
-        let module = Module {
-            address: Gva(start),
-            name: name.to_owned(),
-            state: ModuleState::Live,
-            ranges: vec![
-                range(RangeKind::Text, start),
-                range(RangeKind::Data, start + 0x2000),
-            ],
-        };
-        ModuleSymbols::new(module, builder.finish(Some(start + 0x3000)))
+        let ranges = [
+            (RangeKind::Text, start..start + 0x1000),
+            (RangeKind::Data, start + 0x2000..start + 0x3000),
+        ];
+        let symbols = symbols.iter();
+        let symbols = symbols.map(|(name, offset, kind)| (*name, start + offset, *kind, false));
+        let symbols = all_symbols(symbols, Some(start + 0x3000));
+        ModuleSymbols::new(test_kernel::module(start, name, &ranges), symbols)
     }
 
     const KVM: u64 = 0xffff_ffff_c010_0000;

@@ -236,8 +236,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::PausedMemory;
-    use crate::kernel::module_memory::{ModuleRange, RangeKind};
-    use crate::kernel::test_kernel::{BASE, Member, TestKernel, types};
+    use crate::kernel::module_memory::RangeKind;
+    use crate::kernel::test_kernel::{self, BASE, HALF, TestKernel, WORD, types};
 
     const MODULE: u64 = BASE + 0x1000;
     const TABLES: u64 = MODULE + 552;
@@ -249,27 +249,19 @@ mod tests {
     /// Makes the layout of Linux from 5.2 on, or before.
     fn layout(with_kinds: bool) -> ModuleSymbolsLayout {
         let tables = [
-            ("symtab", 0, Member::Bytes(8)),
-            ("num_symtab", 8, Member::Bytes(4)),
-            ("strtab", 16, Member::Bytes(8)),
-            ("typetab", 24, Member::Bytes(8)),
+            ("symtab", 0, WORD),
+            ("num_symtab", 8, HALF),
+            ("strtab", 16, WORD),
+            ("typetab", 24, WORD),
         ];
         let tables = &tables[..if with_kinds { 4 } else { 3 }];
-        let module = [("kallsyms", 544, Member::Bytes(8))];
+        let module = [("kallsyms", 544, WORD)];
         let btf = types(&[("mod_kallsyms", tables), ("module", &module)]);
         ModuleSymbolsLayout::new(&btf).unwrap()
     }
 
     fn module() -> Module {
-        Module {
-            address: Gva(MODULE),
-            name: "kvm".to_owned(),
-            state: ModuleState::Live,
-            ranges: vec![ModuleRange {
-                kind: RangeKind::Text,
-                addresses: TEXT..TEXT + 0x1000,
-            }],
-        }
+        test_kernel::module(MODULE, "kvm", &[(RangeKind::Text, TEXT..TEXT + 0x1000)])
     }
 
     /// Writes symbols of (name, section, address, letter). The letter is in the table of kinds and

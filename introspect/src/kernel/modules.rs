@@ -200,16 +200,16 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::PausedMemory;
-    use crate::kernel::test_kernel::{BASE, Member, Struct, TestKernel, symbols, types};
+    use crate::kernel::test_kernel::{
+        BASE, HALF, Member, Struct, TestKernel, WORD, symbols, types,
+    };
+    use crate::test_says::assert_says;
 
     const HEAD: u64 = BASE;
     const MODULE: u64 = BASE + 0x1000;
     const TEXT: u64 = 0xffff_ffff_c010_0000;
 
-    const LIST: Struct<'static> = (
-        "list_head",
-        &[("next", 0, Member::Bytes(8)), ("prev", 8, Member::Bytes(8))],
-    );
+    const LIST: Struct<'static> = ("list_head", &[("next", 0, WORD), ("prev", 8, WORD)]);
 
     /// Makes the types of Linux 6.1, with offsets of its Debian build.
     fn blocks() -> Btf {
@@ -218,18 +218,18 @@ mod tests {
             (
                 "module_layout",
                 &[
-                    ("base", 0, Member::Bytes(8)),
-                    ("size", 8, Member::Bytes(4)),
-                    ("text_size", 12, Member::Bytes(4)),
-                    ("ro_size", 16, Member::Bytes(4)),
-                    ("ro_after_init_size", 20, Member::Bytes(4)),
+                    ("base", 0, WORD),
+                    ("size", 8, HALF),
+                    ("text_size", 12, HALF),
+                    ("ro_size", 16, HALF),
+                    ("ro_after_init_size", 20, HALF),
                     ("mtn", 24, Member::Bytes(56)),
                 ],
             ),
             (
                 "module",
                 &[
-                    ("state", 0, Member::Bytes(4)),
+                    ("state", 0, HALF),
                     ("list", 8, Member::Of("list_head")),
                     ("name", 24, Member::Bytes(56)),
                     ("core_layout", 320, Member::Of("module_layout")),
@@ -239,22 +239,22 @@ mod tests {
         ])
     }
 
-    /// Makes the types of Linux 6.12.
-    fn array() -> Btf {
+    /// Makes the types of Linux 6.12, with a state of another size if `state` is.
+    fn array(state: Member) -> Btf {
         types(&[
             LIST,
             (
                 "module_memory",
                 &[
-                    ("base", 0, Member::Bytes(8)),
-                    ("size", 8, Member::Bytes(4)),
+                    ("base", 0, WORD),
+                    ("size", 8, HALF),
                     ("mtn", 16, Member::Bytes(56)),
                 ],
             ),
             (
                 "module",
                 &[
-                    ("state", 0, Member::Bytes(4)),
+                    ("state", 0, state),
                     ("list", 8, Member::Of("list_head")),
                     ("name", 24, Member::Bytes(56)),
                     ("mem", 320, Member::Bytes(7 * 72)),
@@ -365,7 +365,7 @@ mod tests {
             let at = MODULE + 320 + kind * 72;
             kernel.put_all(&[(at, base, 8), (at + 8, size, 4)]);
         }
-        let modules = walk(&kernel, &array()).complete().unwrap();
+        let modules = walk(&kernel, &array(HALF)).complete().unwrap();
         assert_eq!(
             shown(&modules[0]),
             [
@@ -386,7 +386,7 @@ mod tests {
         let names = |walk: &Partial<Module, ModulesError>| -> Vec<String> {
             walk.items.iter().map(|m| m.name.clone()).collect()
         };
-        let found = walk(&kernel, &array());
+        let found = walk(&kernel, &array(HALF));
         assert_eq!(names(&found), ["good", "odd"]);
         let text = found.error.unwrap().to_string();
         assert!(
@@ -395,10 +395,10 @@ mod tests {
         );
         assert_eq!(found.items[1].state.to_string(), "state 7");
         kernel.put(MODULE + 0x2000 + 8, (MODULE + 8).to_le_bytes());
-        let found = walk(&kernel, &array());
+        let found = walk(&kernel, &array(HALF));
         assert_eq!(names(&found), ["good", "odd"]);
         let text = found.error.unwrap().to_string();
-        assert!(text.contains("list modules is broken"), "{text}");
+        assert_says(&text, "list modules is broken");
     }
 
     #[test]
@@ -406,23 +406,11 @@ mod tests {
         let none = types(&[LIST]);
         let found = ModulesLayout::new(&none, &symbols(&[]));
         assert_eq!(found, Err(ModulesLayoutError::NoModules));
-        let error = ModulesLayout::new(&array(), &symbols(&[])).unwrap_err();
+        let error = ModulesLayout::new(&array(HALF), &symbols(&[])).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("the kernel names no modules"), "{text}");
-        let wide = types(&[
-            LIST,
-            (
-                "module",
-                &[
-                    ("state", 0, Member::Bytes(8)),
-                    ("list", 8, Member::Of("list_head")),
-                    ("name", 24, Member::Bytes(56)),
-                    ("mem", 320, Member::Bytes(7 * 72)),
-                ],
-            ),
-        ]);
-        let error = ModulesLayout::new(&wide, &symbols(&[("modules", HEAD)])).unwrap_err();
+        assert_says(&text, "the kernel names no modules");
+        let error = ModulesLayout::new(&array(WORD), &symbols(&[("modules", HEAD)])).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("module.state is 8 bytes"), "{text}");
+        assert_says(&text, "module.state is 8 bytes");
     }
 }

@@ -70,8 +70,8 @@ impl ProcessText {
 pub struct ProcessLayout {
     /// Offsets in `mm_struct`.
     page_tables: u64,
-    arguments: Range,
-    environment: Range,
+    arguments: Bounds,
+    environment: Bounds,
     executable: u64,
     /// Offset in `task_struct`.
     file_system: u64,
@@ -82,11 +82,7 @@ pub struct ProcessLayout {
 }
 
 /// The offsets of the first address and of the end address.
-#[derive(Debug, Clone, Copy)]
-struct Range {
-    start: u64,
-    end: u64,
-}
+type Bounds = [u64; 2];
 
 impl ProcessLayout {
     /// Looks up the offsets.
@@ -94,11 +90,8 @@ impl ProcessLayout {
     /// # Errors
     /// If the kernel's types do not describe them.
     pub fn new(btf: &Btf) -> Result<Self, LayoutError> {
-        let range = |start, end| {
-            Ok::<_, LayoutError>(Range {
-                start: offset(btf, start, 8)?,
-                end: offset(btf, end, 8)?,
-            })
+        let range = |start, end| -> Result<Bounds, LayoutError> {
+            Ok([offset(btf, start, 8)?, offset(btf, end, 8)?])
         };
         Ok(Self {
             page_tables: offset(btf, "mm_struct.pgd", 8)?,
@@ -244,8 +237,8 @@ impl ProcessLayout {
     }
 }
 
-fn range(mm: &Structure<'_>, range: Range) -> Result<(u64, u64), StructureError> {
-    Ok((mm.u64(range.start)?, mm.u64(range.end)?))
+fn range(mm: &Structure<'_>, [start, end]: Bounds) -> Result<(u64, u64), StructureError> {
+    Ok((mm.u64(start)?, mm.u64(end)?))
 }
 
 /// Reads user memory from `start` to `end`, at most `most` bytes, up to the first page that is not
@@ -278,6 +271,7 @@ pub(crate) mod tests {
     use crate::kernel::path::test_paths;
     use crate::kernel::test_kernel::{self, BASE, Member, TestKernel, WORD};
     use crate::test_memory::Flags;
+    use crate::test_says::assert_says;
     use crate::{Gpa, PausedMemory};
 
     const MM: u64 = BASE + 0x1000;
@@ -341,55 +335,24 @@ pub(crate) mod tests {
 
     #[test]
     fn command_lines_are_read_as_proc_shows_them() {
-        const S: u64 = STRINGS;
+        /// The distance from the strings to address 0.
+        const NONE: u64 = STRINGS.wrapping_neg();
         for (strings, borders, most, expected, cut) in [
-            (
-                &b"ls\0-l\0A=1\0"[..],
-                [S, S + 6, S + 6, S + 10],
-                99,
-                &b"ls\0-l\0"[..],
-                false,
-            ),
-            (
-                b"ls\0-l\0A=1\0",
-                [S, S + 6, S + 6, S + 10],
-                4,
-                b"ls\0-",
-                true,
-            ),
+            ("ls\0-l\0A=1\0", [0, 6, 6, 10], 99, "ls\0-l\0", false),
+            ("ls\0-l\0A=1\0", [0, 6, 6, 10], 4, "ls\0-", true),
             // A title that reaches into the environment, one that does not, and one whose
             // environment does not follow the arguments.
-            (
-                b"worker: busy\0",
-                [S, S + 6, S + 6, S + 20],
-                99,
-                b"worker: busy\0",
-                false,
-            ),
-            (
-                b"abcdef\0\0\0\0",
-                [S, S + 6, S + 6, S + 10],
-                99,
-                b"abcdef\0",
-                false,
-            ),
-            (
-                b"worker: busy\0",
-                [S, S + 6, S + 8, S + 20],
-                99,
-                b"worker",
-                false,
-            ),
-            (b"early\0", [S, S + 6, 0, 0], 99, b"", false),
-            (b"none\0", [S, S, S, S + 5], 99, b"", false),
-            (b"odd\0", [S + 9, S, S, S + 5], 99, b"", false),
+            ("worker: busy\0", [0, 6, 6, 20], 99, "worker: busy\0", false),
+            ("abcdef\0\0\0\0", [0, 6, 6, 10], 99, "abcdef\0", false),
+            ("worker: busy\0", [0, 6, 8, 20], 99, "worker", false),
+            ("early\0", [0, 6, NONE, NONE], 99, "", false),
+            ("none\0", [0, 0, 0, 5], 99, "", false),
+            ("odd\0", [9, 0, 0, 5], 99, "", false),
         ] {
-            let kernel = guest(strings, borders);
-            let paused = PausedMemory::new(&kernel.memory);
-            let text = layout()
-                .command_line(kernel.view(&paused), Gva(MM), most)
-                .unwrap();
-            assert_eq!(text.bytes, expected, "{borders:x?}");
+            let borders = borders.map(|border: u64| STRINGS.wrapping_add(border));
+            let kernel = guest(strings.as_bytes(), borders);
+            let text = kernel.look(|view| layout().command_line(view, Gva(MM), most).unwrap());
+            assert_eq!(text.bytes, expected.as_bytes(), "{borders:x?}");
             assert_eq!((text.cut, text.missing), (cut, None), "{borders:x?}");
         }
     }
@@ -403,7 +366,7 @@ pub(crate) mod tests {
         let text = layout().command_line(view, Gva(MM), 99).unwrap();
         assert_eq!(text.bytes, [0; 4]);
         let missing = text.missing.unwrap().to_string();
-        assert!(missing.contains("0x7ffd2000 is not mapped"), "{missing}");
+        assert_says(&missing, "0x7ffd2000 is not mapped");
         let environment = layout().environment(view, Gva(MM), 99).unwrap();
         assert!(environment.bytes.is_empty() && environment.missing.is_some());
     }
@@ -467,8 +430,7 @@ pub(crate) mod tests {
             kernel.put_all(&[(MM + 0x10, tables, 8)]);
             let paused = PausedMemory::new(&kernel.memory);
             let view = kernel.view(&paused);
-            let error = layout().address_space(view, Gva(MM)).unwrap_err();
-            assert!(error.to_string().contains(part), "{error}");
+            assert_says(layout().address_space(view, Gva(MM)).unwrap_err(), part);
             assert!(layout().command_line(view, Gva(MM), 9).is_err());
         }
     }

@@ -273,7 +273,8 @@ impl SectionTable {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::kernel::test_kernel::{BASE, HALF, TestKernel, WILD, WORD, symbols, types};
+    use crate::kernel::test_kernel::{self, BASE, HALF, TestKernel, WILD, WORD, symbols, types};
+    use crate::test_says::assert_says;
 
     const NAMES: SectionNames = SectionNames {
         kind: "table",
@@ -286,12 +287,8 @@ mod tests {
     const MODULE: u64 = BASE + 0x1000;
 
     fn module(state: ModuleState) -> Module {
-        Module {
-            address: Gva(MODULE),
-            name: "it".to_owned(),
-            state,
-            ranges: Vec::new(),
-        }
+        let live = test_kernel::module(MODULE, "it", &[]);
+        Module { state, ..live }
     }
 
     fn table(start: u64, end: u64) -> SectionTable {
@@ -341,8 +338,7 @@ mod tests {
             ),
             (0x1000, 0x1008, 8, "its pointer is 0x1000"),
         ] {
-            let error = read(start, end, left).unwrap_err();
-            assert!(error.contains(part), "{error}");
+            assert_says(read(start, end, left).unwrap_err(), part);
         }
     }
 
@@ -379,8 +375,7 @@ mod tests {
             match expected {
                 Ok(bytes) => assert_eq!(found.unwrap().bytes, bytes),
                 Err(part) => {
-                    let error = found.unwrap_err().to_string();
-                    assert!(error.contains(part), "{error}");
+                    assert_says(found.unwrap_err(), part);
                 }
             }
         }
@@ -408,17 +403,12 @@ mod tests {
     fn what_the_kernel_does_not_name_is_named() {
         let without = types(&[("thing", &[("state", 0, HALF)])]);
         let error = SectionTable::new(&without, &symbols(&[("__start_it", 1)]), &NAMES);
-        let error = error.unwrap_err().to_string();
-        assert!(
-            error.contains("names no __stop_it, which lists them"),
-            "{error}"
-        );
+        assert_says(error.unwrap_err(), "names no __stop_it, which lists them");
         let other = types(&[("module", &[("state", 0, HALF), ("them", 8, HALF)])]);
         let bounds = symbols(&[("__start_it", 1), ("__stop_it", 1)]);
-        let error = SectionTable::new(&other, &bounds, &NAMES).unwrap_err();
-        assert!(
-            error.to_string().contains("module.them is 4 bytes"),
-            "{error}"
+        assert_says(
+            SectionTable::new(&other, &bounds, &NAMES).unwrap_err(),
+            "module.them is 4 bytes",
         );
     }
 }

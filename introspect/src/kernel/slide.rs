@@ -137,6 +137,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::kernel::test_kernel::symbols;
+    use crate::test_says::assert_says;
 
     const SYSCALL: u64 = 0xffff_ffff_81c0_0080;
     const PAGE_FAULT: u64 = 0xffff_ffff_81c0_0be0;
@@ -215,8 +216,7 @@ mod tests {
                 "0xffffffffffe00000 bytes apart",
             ),
         ] {
-            let message = find(&symbols, live).unwrap_err().to_string();
-            assert!(message.contains(expected), "{message}");
+            assert_says(find(&symbols, live).unwrap_err(), expected);
         }
     }
 }

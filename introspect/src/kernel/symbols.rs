@@ -331,10 +331,10 @@ impl SymbolsBuilder {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::kernel::test_kernel::all_symbols;
 
     fn kernel() -> Symbols {
-        let mut builder = SymbolsBuilder::default();
-        for (name, address, kind, absolute) in [
+        let all = [
             ("_etext", 0xffff_ffff_8100_0300, b'T', false),
             ("current_task", 0x1fbc0, b'D', true),
             ("startup_64", 0xffff_ffff_8100_0000, b'T', false),
@@ -345,40 +345,25 @@ mod tests {
             ("cleanup", 0xffff_ffff_8100_0180, b't', false),
             ("cleanup", 0xffff_ffff_8100_0200, b't', false),
             ("jiffies", 0xffff_ffff_8200_0000, b'D', false),
-        ] {
-            builder
-                .push(name.as_bytes(), address, kind, absolute)
-                .unwrap();
-        }
-        builder.finish(Some(0xffff_ffff_8200_1000))
+        ];
+        all_symbols(all, Some(0xffff_ffff_8200_1000))
     }
 
     #[test]
     fn names_lead_to_addresses_with_and_without_slide() {
         let linked = kernel();
         let running = linked.with_slide(0x1e00_0000);
-        for (name, at_link, at_run) in [
-            (
-                "do_sys_open",
-                Some(0xffff_ffff_8100_0100),
-                Some(0xffff_ffff_9f00_0100),
-            ),
-            (
-                "jiffies",
-                Some(0xffff_ffff_8200_0000),
-                Some(0xffff_ffff_a000_0000),
-            ),
-            ("current_task", Some(0x1fbc0), Some(0x1fbc0)),
-            (
-                "cleanup",
-                Some(0xffff_ffff_8100_0180),
-                Some(0xffff_ffff_9f00_0180),
-            ),
-            ("do_sys_ope", None, None),
-            ("", None, None),
+        for (name, address, moves) in [
+            ("do_sys_open", Some(0xffff_ffff_8100_0100), true),
+            ("jiffies", Some(0xffff_ffff_8200_0000), true),
+            ("current_task", Some(0x1fbc0), false),
+            ("cleanup", Some(0xffff_ffff_8100_0180), true),
+            ("do_sys_ope", None, true),
+            ("", None, true),
         ] {
-            assert_eq!(linked.address_of(name), at_link, "{name}");
-            assert_eq!(running.address_of(name), at_run, "{name} slid");
+            assert_eq!(linked.address_of(name), address, "{name}");
+            let moved = address.map(|at: u64| at + if moves { 0x1e00_0000 } else { 0 });
+            assert_eq!(running.address_of(name), moved, "{name} slid");
         }
     }
 
@@ -455,18 +440,11 @@ mod tests {
     #[test]
     fn running_addresses_become_link_addresses_and_a_slide() {
         let (linked, slide) = (kernel(), 0x1e00_0000);
-        let mut builder = SymbolsBuilder::default();
-        for symbol in linked.with_slide(slide).iter() {
-            builder
-                .push(
-                    symbol.name.as_bytes(),
-                    symbol.address,
-                    symbol.kind as u8,
-                    symbol.absolute,
-                )
-                .unwrap();
-        }
-        let running = builder.finish(Some(0xffff_ffff_8200_1000 + slide));
+        let moved = linked.with_slide(slide);
+        let all = moved
+            .iter()
+            .map(|s| (s.name, s.address, s.kind as u8, s.absolute));
+        let running = all_symbols(all, Some(0xffff_ffff_8200_1000 + slide));
         let told = running.moved_back(slide);
         assert!(told.iter().eq(linked.with_slide(slide).iter()));
         assert!(told.with_slide(0).iter().eq(linked.iter()));

@@ -2,8 +2,12 @@
 //! offsets.
 #![allow(clippy::unwrap_used)]
 
+use std::ops::Range;
+
 use super::btf::test_types::TestBtf;
 use super::btf::{Btf, Kind};
+use super::module_memory::{ModuleRange, RangeKind};
+use super::modules::{Module, ModuleState};
 use super::symbols::{Symbols, SymbolsBuilder};
 use crate::test_memory::{Flags, TestMemory};
 use crate::x86_64::{AddressSpace, translate};
@@ -192,11 +196,35 @@ pub(crate) fn types(structs: &[Struct<'_>]) -> Btf {
 
 /// Makes data symbols.
 pub(crate) fn symbols(list: &[(&str, u64)]) -> Symbols {
+    all_symbols(
+        list.iter().map(|(name, at)| (*name, *at, b'D', false)),
+        None,
+    )
+}
+
+/// Makes symbols of (name, address, letter, whether absolute) in an image that ends at `end`.
+pub(crate) fn all_symbols<'a>(
+    list: impl IntoIterator<Item = (&'a str, u64, u8, bool)>,
+    end: Option<u64>,
+) -> Symbols {
     let mut builder = SymbolsBuilder::default();
-    for (name, address) in list {
-        builder
-            .push(name.as_bytes(), *address, b'D', false)
-            .unwrap();
+    for (name, address, kind, absolute) in list {
+        let pushed = builder.push(name.as_bytes(), address, kind, absolute);
+        pushed.unwrap();
     }
-    builder.finish(None)
+    builder.finish(end)
+}
+
+/// Makes a live module with these ranges.
+pub(crate) fn module(address: u64, name: &str, ranges: &[(RangeKind, Range<u64>)]) -> Module {
+    let range = |(kind, addresses): &(RangeKind, Range<u64>)| ModuleRange {
+        kind: *kind,
+        addresses: addresses.clone(),
+    };
+    Module {
+        address: Gva(address),
+        name: name.to_owned(),
+        state: ModuleState::Live,
+        ranges: ranges.iter().map(range).collect(),
+    }
 }

@@ -54,27 +54,22 @@ impl KernelText {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::kernel::test_kernel::symbols;
 
     const TEXT: u64 = 0xffff_ffff_8100_0000;
 
     #[test]
     fn an_address_is_in_the_section_that_symbols_bound() {
-        let mut builder = SymbolsBuilder::default();
-        for (name, offset) in [
-            ("_stext", 0),
-            ("_etext", 0x300),
-            ("_sinittext", 0x800),
-            ("_einittext", 0x900),
-            ("_end", 0x1000),
-        ] {
-            builder
-                .push(name.as_bytes(), TEXT + offset, b'T', false)
-                .unwrap();
-        }
-        let text = KernelText::new(&builder.finish(None).with_slide(0x20_0000));
+        let none = symbols(&[]);
+        let symbols = symbols(&[
+            ("_stext", TEXT),
+            ("_etext", TEXT + 0x300),
+            ("_sinittext", TEXT + 0x800),
+            ("_einittext", TEXT + 0x900),
+            ("_end", TEXT + 0x1000),
+        ]);
+        let text = KernelText::new(&symbols.with_slide(0x20_0000));
         for (offset, expected) in [
             (0x20_0000, Section::Text),
             (0x20_02ff, Section::Text),
@@ -86,7 +81,7 @@ mod tests {
         ] {
             assert_eq!(text.section(TEXT + offset), expected, "{offset:#x}");
         }
-        let unknown = KernelText::new(&SymbolsBuilder::default().finish(None));
+        let unknown = KernelText::new(&none);
         assert_eq!(unknown.section(TEXT), Section::Elsewhere);
     }
 }

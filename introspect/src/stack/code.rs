@@ -239,10 +239,9 @@ impl Prologue {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::PausedMemory;
-    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::kernel::test_kernel::all_symbols;
     use crate::test_memory::{Flags, TestMemory};
 
     const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -290,20 +289,16 @@ mod tests {
         // `call *table(,%rax,8)`, `call *(%rsp)`.
         memory.write(0x18_0130, &[0xff, 0x14, 0xc5, 0, 0, 0, 0x82]);
         memory.write(0x18_0140, &[0xff, 0x14, 0x24]);
-        let mut builder = SymbolsBuilder::default();
-        for (name, offset) in [
+        let functions = [
             ("_stext", 0),
             ("plain", 0x100),
             ("thunked", 0x110),
             ("assembly", 0x120),
             ("__x86_return_thunk", 0x200),
             ("_etext", 0x300),
-        ] {
-            builder
-                .push(name.as_bytes(), TEXT + offset, b'T', false)
-                .unwrap();
-        }
-        let code = KernelCode::new(&builder.finish(Some(TEXT + 0x400)));
+        ];
+        let functions = functions.map(|(name, offset)| (name, TEXT + offset, b'T', false));
+        let code = KernelCode::new(&all_symbols(functions, Some(TEXT + 0x400)));
         let paused = PausedMemory::new(&memory);
         let view = paused.view(space);
         for (offset, expected) in [

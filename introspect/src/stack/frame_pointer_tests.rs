@@ -4,7 +4,7 @@
 use super::frames::{End, Found, Guess};
 use super::kernel::MAX_KERNEL_FRAMES;
 use super::test_kernel::*;
-use crate::{Gva, PausedMemory};
+use crate::Gva;
 
 /// Builds a kernel with frame pointers at the same addresses. Returns the frame pointer in
 /// `__schedule`.
@@ -60,11 +60,8 @@ fn frame_pointers_cross_interrupts() {
     kernel.registers(registers, TEXT + 0x220, 0x10, bp - 40, bp);
     kernel.words(registers - 32, &[registers | 1, TEXT + 0x550]);
     kernel.words(IRQ_STACK - 64, &[registers - 32, TEXT + 0x560]);
-    let cpu = kernel.cpu(TEXT + 0x620, IRQ_STACK - 0x100, IRQ_STACK - 64);
-    let paused = PausedMemory::new(&kernel.memory);
-    let stack = kernel
-        .unwinder(false)
-        .running(paused.view(kernel.space), &cpu, Gva(TASK));
+    let at = [TEXT + 0x620, IRQ_STACK - 0x100, IRQ_STACK - 64];
+    let stack = running(&kernel, &kernel.unwinder(false), at);
     let expected = [
         (0x620, Found::Register),
         (0x560, Found::Return),
@@ -89,11 +86,7 @@ fn a_function_that_is_just_entered_has_its_caller() {
     kernel.word(bp - 40, TEXT + 0x220);
     kernel.words(bp - 48, &[bp]);
     for (offset, sp) in [(0x600, bp - 40), (0x601, bp - 48)] {
-        let cpu = kernel.cpu(TEXT + offset, sp, bp);
-        let paused = PausedMemory::new(&kernel.memory);
-        let stack = kernel
-            .unwinder(false)
-            .running(paused.view(kernel.space), &cpu, Gva(TASK));
+        let stack = running(&kernel, &kernel.unwinder(false), [TEXT + offset, sp, bp]);
         let mut expected = vec![(offset, Found::Register), (0x220, Found::Return)];
         expected.extend(&SYSTEM_CALL[1..]);
         assert_eq!(frames(&stack), expected);
@@ -109,11 +102,11 @@ fn a_caller_taken_from_the_top_of_the_stack_makes_what_follows_unreliable() {
     let bp = framed(&mut kernel, true);
     kernel.put(TEXT + 0x21b, [0xe8]);
     kernel.word(bp - 40, TEXT + 0x220);
-    let cpu = kernel.cpu(TEXT + 0x620, bp - 40, bp);
-    let paused = PausedMemory::new(&kernel.memory);
-    let stack = kernel
-        .unwinder(false)
-        .running(paused.view(kernel.space), &cpu, Gva(TASK));
+    let stack = running(
+        &kernel,
+        &kernel.unwinder(false),
+        [TEXT + 0x620, bp - 40, bp],
+    );
     let mut expected = vec![
         (0x620, Found::Register),
         (0x220, Found::Guess(Guess::TopOfStack)),
@@ -126,32 +119,14 @@ fn a_caller_taken_from_the_top_of_the_stack_makes_what_follows_unreliable() {
 
 #[test]
 fn frame_pointers_that_lead_in_circles_end() {
+    let not_outwards = |at| (at, End::NotOutwards { pointer: Gva(at) });
+    let off_stack = |bp, at| (bp, End::OffStack { pointer: Gva(at) });
     for (bp, end) in [
-        (
-            ENTRY - 0x400,
-            End::NotOutwards {
-                pointer: Gva(ENTRY - 0x400),
-            },
-        ),
-        (
-            ENTRY - 0x500,
-            End::NotOutwards {
-                pointer: Gva(ENTRY - 0x500),
-            },
-        ),
-        (0, End::OffStack { pointer: Gva(0) }),
-        (
-            u64::MAX,
-            End::OffStack {
-                pointer: Gva(u64::MAX - 1),
-            },
-        ),
-        (
-            0x7ffc_0000,
-            End::OffStack {
-                pointer: Gva(0x7ffc_0000),
-            },
-        ),
+        not_outwards(ENTRY - 0x400),
+        not_outwards(ENTRY - 0x500),
+        off_stack(0, 0),
+        off_stack(u64::MAX, u64::MAX - 1),
+        off_stack(0x7ffc_0000, 0x7ffc_0000),
     ] {
         let mut kernel = TestKernel::new();
         kernel.words(ENTRY - 0x400, &[bp, TEXT + 0x250]);

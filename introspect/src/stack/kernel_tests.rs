@@ -5,6 +5,7 @@ use super::code::ModuleCode;
 use super::frames::{End, Found, Guess, ReturnTrampoline};
 use super::kernel::MAX_KERNEL_FRAMES;
 use super::test_kernel::*;
+use crate::test_says::assert_says;
 use crate::{Gva, PausedMemory};
 
 /// ORC's numbers: bases and types.
@@ -116,10 +117,7 @@ fn a_task_that_is_switched_to_for_the_first_time_ends_where_it_starts() {
     let mut kernel = without_frame_pointers();
     let sp = ENTRY - 24;
     kernel.words(sp, &[1, 2, TEXT + 0x700]);
-    let unwinder = kernel.unwinder(true);
-    let paused = PausedMemory::new(&kernel.memory);
-    let cpu = kernel.cpu(TEXT + 0x150, sp, 0);
-    let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+    let stack = running(&kernel, &kernel.unwinder(true), [TEXT + 0x150, sp, 0]);
     let expected = [(0x150, Found::Register), (0x700, Found::Register)];
     assert_eq!(
         (frames(&stack).as_slice(), stack.end),
@@ -164,10 +162,7 @@ fn a_thunks_first_instructions_are_right_behind_calls() {
         let mut kernel = without_frame_pointers();
         kernel.put(TEXT + SECOND, code);
         let sp = system_call(&mut kernel) + 16 - pushed;
-        let unwinder = kernel.unwinder(true);
-        let paused = PausedMemory::new(&kernel.memory);
-        let cpu = kernel.cpu(TEXT + at, sp, 0x77);
-        let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+        let stack = running(&kernel, &kernel.unwinder(true), [TEXT + at, sp, 0x77]);
         let returns = callers.iter().map(|at| (*at, Found::Return));
         let expected: Vec<_> = std::iter::once((at, Found::Register))
             .chain(returns)
@@ -235,13 +230,11 @@ fn registers_that_an_exceptions_entry_had_saved_are_found_right_behind() {
         jumped_to[0].1 = Found::Return;
         jumped_to.insert(0, (0x120, Found::Register));
         let unwinder = kernel.unwinder(true);
-        let paused = PausedMemory::new(&kernel.memory);
         for (at, sp, expected) in [
             (PAGE_FAULT + 5, saved, expected),
             (TEXT + 0x120, saved - 24, jumped_to),
         ] {
-            let cpu = kernel.cpu(at, sp, 0);
-            let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+            let stack = running(&kernel, &unwinder, [at, sp, 0]);
             assert_eq!((frames(&stack), stack.end), (expected, end));
             assert!(stack.is_reliable() && stack.entry.is_some());
         }
@@ -253,15 +246,7 @@ fn a_running_task_is_followed_across_the_stacks_of_its_cpu() {
     let mut kernel = without_frame_pointers();
     let sp = interrupted(&mut kernel);
     let unwinder = kernel.unwinder(true);
-    let walk = |kernel: &TestKernel, rip, sp| {
-        let paused = PausedMemory::new(&kernel.memory);
-        unwinder.running(
-            paused.view(kernel.space),
-            &kernel.cpu(rip, sp, 0),
-            Gva(TASK),
-        )
-    };
-    let stack = walk(&kernel, TEXT + 0x620, sp);
+    let stack = running(&kernel, &unwinder, [TEXT + 0x620, sp, 0]);
     assert_eq!(frames(&stack), INTERRUPTED);
     assert_eq!(stack.end, End::UserMode);
     assert!(stack.is_reliable() && stack.entry.is_some());
@@ -277,7 +262,7 @@ fn a_running_task_is_followed_across_the_stacks_of_its_cpu() {
     // The handler is interrupted by an exception with its own stack.
     let frame = [TEXT + 0x620, 0x10, 0x2, sp, 0x18];
     kernel.words(NMI_STACK - 40, &frame);
-    let stack = walk(&kernel, TEXT + 0x820, NMI_STACK - 40);
+    let stack = running(&kernel, &unwinder, [TEXT + 0x820, NMI_STACK - 40, 0]);
     let mut expected = vec![(0x820, Found::Register), (0x620, Found::Interrupted)];
     expected.extend(&INTERRUPTED[1..]);
     assert_eq!(frames(&stack), expected);
@@ -367,76 +352,39 @@ fn replaced_return_addresses_are_looked_up() {
 #[test]
 fn damaged_stacks_end_with_what_is_wrong() {
     type Damage = fn(&mut TestKernel, u64);
-    let cases: [(&str, Damage, usize, End); 7] = [
-        (
-            "no code",
-            |kernel, sp| kernel.word(sp + 40, 0x1234),
-            2,
-            End::NotCode {
-                address: Gva(0x1234),
-            },
-        ),
-        (
-            "a function that must not be unwound",
-            |kernel, sp| kernel.word(sp + 40, TEXT + 0x50),
-            3,
-            End::NoUnwindInfo {
-                address: Gva(TEXT + 0x50),
-            },
-        ),
-        (
-            "no stack",
-            |kernel, _| kernel.word(TASK, 0),
-            0,
-            End::NoStack,
-        ),
-        (
-            "a wild stack",
-            |kernel, _| kernel.word(TASK, 0xffff_8880_0000_0001),
-            0,
-            End::OffStack {
-                pointer: Gva(0xffff_8880_0000_0001),
-            },
-        ),
-        (
-            "a stack that is not mapped",
-            |kernel, _| {
-                kernel.word(TASK, 0xffff_c900_0070_0000);
-                kernel.word(TASK + 16, 0xffff_c900_0070_1000);
-            },
-            0,
-            End::NotPresent {
-                gva: Gva(0xffff_c900_0070_1030),
-            },
-        ),
-        (
-            "a stack pointer on no stack",
-            |kernel, _| kernel.word(TASK + 16, 0x1000),
-            0,
-            End::OffStack {
-                pointer: Gva(0x1000),
-            },
-        ),
-        (
-            "the end of the stack",
-            |kernel, sp| {
-                for at in (sp..TASK_STACK).step_by(8) {
-                    kernel.word(at, TEXT + 0x250);
-                }
-            },
-            11,
-            End::OffStack {
-                pointer: Gva(TASK_STACK + 16),
-            },
-        ),
+    let off_stack = |at| End::OffStack { pointer: Gva(at) };
+    let (not_code, no_info) = (Gva(0x1234), Gva(TEXT + 0x50));
+    let not_mapped = Gva(0xffff_c900_0070_1030);
+    let end_of_stack: Damage = |kernel, sp| {
+        for at in (sp..TASK_STACK).step_by(8) {
+            kernel.word(at, TEXT + 0x250);
+        }
+    };
+    let unmapped: Damage = |kernel, _| {
+        kernel.word(TASK, 0xffff_c900_0070_0000);
+        kernel.word(TASK + 16, 0xffff_c900_0070_1000);
+    };
+    let returns_to_no_code: Damage = |kernel, sp| kernel.word(sp + 40, 0x1234);
+    let not_to_be_unwound: Damage = |kernel, sp| kernel.word(sp + 40, TEXT + 0x50);
+    let no_stack: Damage = |kernel, _| kernel.word(TASK, 0);
+    let wild_stack: Damage = |kernel, _| kernel.word(TASK, 0xffff_8880_0000_0001);
+    let pointer_on_no_stack: Damage = |kernel, _| kernel.word(TASK + 16, 0x1000);
+    let cases = [
+        (returns_to_no_code, 2, End::NotCode { address: not_code }),
+        (not_to_be_unwound, 3, End::NoUnwindInfo { address: no_info }),
+        (no_stack, 0, End::NoStack),
+        (wild_stack, 0, off_stack(0xffff_8880_0000_0001)),
+        (unmapped, 0, End::NotPresent { gva: not_mapped }),
+        (pointer_on_no_stack, 0, off_stack(0x1000)),
+        (end_of_stack, 11, off_stack(TASK_STACK + 16)),
     ];
-    for (what, damage, count, end) in cases {
+    for (damage, count, end) in cases {
         let mut kernel = without_frame_pointers();
         let sp = system_call(&mut kernel);
         kernel.inactive(sp - 56, 0, TEXT + 0x150);
         damage(&mut kernel, sp);
         let stack = sleeping(&kernel, &kernel.unwinder(true));
-        assert_eq!((stack.frames.len(), stack.end), (count, end), "{what}");
+        assert_eq!((stack.frames.len(), stack.end), (count, end));
         assert!(!stack.is_reliable());
     }
 }
@@ -461,7 +409,7 @@ fn tables_that_lead_in_circles_end() {
         kernel.inactive(TASK_STACK - 0x600, bp_at, TEXT + 0x150);
         let stack = sleeping(&kernel, &kernel.unwinder(true));
         let end = stack.end.to_string();
-        assert!(end.contains(expected), "{sp:?} {bp:?}: {end}");
+        assert_says(&end, expected);
         assert!(stack.frames.len() <= 3);
     }
 }
@@ -493,9 +441,8 @@ proptest::proptest! {
         kernel.word(TASK + 16, TASK_STACK - 300 * 8);
         let unwinder = kernel.unwinder(orc);
         proptest::prop_assert!(sleeping(&kernel, &unwinder).frames.len() <= MAX_KERNEL_FRAMES);
-        let paused = PausedMemory::new(&kernel.memory);
-        let cpu = kernel.cpu(TEXT + 0x620, IRQ_STACK - 300 * 8, IRQ_STACK - 290 * 8);
-        let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+        let at = [TEXT + 0x620, IRQ_STACK - 300 * 8, IRQ_STACK - 290 * 8];
+        let stack = running(&kernel, &unwinder, at);
         proptest::prop_assert!(stack.frames.len() <= MAX_KERNEL_FRAMES);
         proptest::prop_assert_eq!(stack.frames[0].address, Gva(TEXT + 0x620));
     }

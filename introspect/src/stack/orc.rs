@@ -306,8 +306,9 @@ mod tests {
     use crate::PausedMemory;
     use crate::kernel::btf::Kind;
     use crate::kernel::btf::test_types::TestBtf;
-    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::kernel::test_kernel;
     use crate::test_memory::{Flags, TestMemory};
+    use crate::test_says::assert_says;
 
     const IPS: u64 = 0xffff_ffff_8200_0000;
     const ENTRIES: u64 = IPS + 0x100;
@@ -338,16 +339,12 @@ mod tests {
     }
 
     fn symbols(ip_bytes: u64, entry_bytes: u64) -> Symbols {
-        let mut builder = SymbolsBuilder::default();
-        for (name, address) in [
+        test_kernel::symbols(&[
             ("__start_orc_unwind_ip", IPS),
             ("__stop_orc_unwind_ip", IPS.wrapping_add(ip_bytes)),
             ("__start_orc_unwind", ENTRIES),
             ("__stop_orc_unwind", ENTRIES.wrapping_add(entry_bytes)),
-        ] {
-            builder.push(name.as_bytes(), address, b'R', false).unwrap();
-        }
-        builder.finish(None)
+        ])
     }
 
     /// Pairs of an IP in the text and the distance to the caller's stack.
@@ -417,11 +414,8 @@ mod tests {
                 "{ip_bytes:#x}: {error}"
             );
         }
-        let none = SymbolsBuilder::default().finish(None);
-        let error = OrcTable::of_kernel(&none, format())
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("__start_orc_unwind_ip"), "{error}");
+        let error = OrcTable::of_kernel(&test_kernel::symbols(&[]), format()).unwrap_err();
+        assert_says(error, "__start_orc_unwind_ip");
     }
 
     #[test]

@@ -9,8 +9,8 @@ use super::kernel::{KernelUnwinder, Method};
 use super::orc::OrcTable;
 use super::orc_versions::OrcFormat;
 use crate::kernel::btf::Btf;
-use crate::kernel::symbols::{Symbols, SymbolsBuilder};
-use crate::kernel::test_kernel::{self, BASE, Member, types};
+use crate::kernel::symbols::Symbols;
+use crate::kernel::test_kernel::{self, BASE, Member, WORD, all_symbols, types};
 use crate::x86_64::{CpuState, GeneralRegisters};
 use crate::{Gva, PausedMemory};
 
@@ -121,28 +121,23 @@ impl TestKernel {
     }
 
     pub(super) fn symbols(&self) -> Symbols {
-        let mut builder = SymbolsBuilder::default();
-        let mut push = |name: &str, address, absolute| {
-            builder
-                .push(name.as_bytes(), address, b'T', absolute)
-                .unwrap();
-        };
-        for (name, offset) in FUNCTIONS {
-            push(name, TEXT + offset, false);
-        }
-        push("__sched_text_start", TEXT + 0x100, false);
-        push("__sched_text_end", TEXT + 0x200, false);
-        push("__start_orc_unwind_ip", IPS, false);
-        push("__stop_orc_unwind_ip", IPS + self.records * 4, false);
-        push("__start_orc_unwind", ENTRIES, false);
-        push("__stop_orc_unwind", ENTRIES + self.records * 6, false);
-        push("hardirq_stack_ptr", 8, true);
-        push("cea_exception_stacks", 16, true);
-        builder.finish(Some(TEXT + 0x4000))
+        let functions = FUNCTIONS.map(|(name, offset)| (name, TEXT + offset, false));
+        let others = [
+            ("__sched_text_start", TEXT + 0x100, false),
+            ("__sched_text_end", TEXT + 0x200, false),
+            ("__start_orc_unwind_ip", IPS, false),
+            ("__stop_orc_unwind_ip", IPS + self.records * 4, false),
+            ("__start_orc_unwind", ENTRIES, false),
+            ("__stop_orc_unwind", ENTRIES + self.records * 6, false),
+            ("hardirq_stack_ptr", 8, true),
+            ("cea_exception_stacks", 16, true),
+        ];
+        let all = functions.into_iter().chain(others);
+        let all = all.map(|(name, address, absolute)| (name, address, b'T', absolute));
+        all_symbols(all, Some(TEXT + 0x4000))
     }
 
     pub(super) fn types(&self) -> Btf {
-        const WORD: Member = Member::Bytes(8);
         types(&[
             ("thread_struct", &[("sp", 8, WORD)]),
             ("llist_head", &[("first", 0, WORD)]),
@@ -194,6 +189,17 @@ impl TestKernel {
             ..CpuState::default()
         }
     }
+}
+
+/// Walks the stack of the task that runs on a CPU with these RIP, RSP and RBP.
+pub(super) fn running(
+    kernel: &TestKernel,
+    unwinder: &KernelUnwinder,
+    [rip, rsp, rbp]: [u64; 3],
+) -> Stack {
+    let paused = PausedMemory::new(&kernel.memory);
+    let cpu = kernel.cpu(rip, rsp, rbp);
+    unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK))
 }
 
 /// Walks the stack of the sleeping task.

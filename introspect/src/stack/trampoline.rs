@@ -151,7 +151,7 @@ mod tests {
     use crate::PausedMemory;
     use crate::kernel::btf::Kind;
     use crate::kernel::btf::test_types::TestBtf;
-    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::kernel::test_kernel::symbols;
     use crate::test_memory::{Flags, TestMemory};
 
     const DATA: u64 = 0xffff_8880_0100_0000;
@@ -173,14 +173,11 @@ mod tests {
         t.composite("rethook_node", Kind::Struct, false, 48, &node);
         let element = [("ret", long, 0), ("func", long, 64), ("retp", long, 192)];
         t.composite("ftrace_ret_stack", Kind::Struct, false, 32, &element);
-        let mut builder = SymbolsBuilder::default();
-        builder
-            .push(b"arch_rethook_trampoline", HOOK, b'T', false)
-            .unwrap();
-        builder
-            .push(b"return_to_handler", GRAPH, b'T', false)
-            .unwrap();
-        ReturnTrampolines::new(&Btf::parse(&t.bytes()).unwrap(), &builder.finish(None))
+        let symbols = symbols(&[
+            ("arch_rethook_trampoline", HOOK),
+            ("return_to_handler", GRAPH),
+        ]);
+        ReturnTrampolines::new(&Btf::parse(&t.bytes()).unwrap(), &symbols)
     }
 
     #[test]

@@ -3,9 +3,7 @@ use super::*;
 use crate::Gva;
 use crate::kernel::list::Partial;
 use crate::kernel::loaded_modules::{LoadedModules, ModuleSymbols};
-use crate::kernel::module_memory::{ModuleRange, RangeKind};
-use crate::kernel::modules::{Module, ModuleState};
-use crate::kernel::symbols::SymbolsBuilder;
+use crate::kernel::module_memory::RangeKind;
 use crate::kernel::task_list::{TaskInfo, TaskState};
 use crate::kernel::test_kernel::{self, BASE, Member, TestKernel};
 use crate::kernel::vma::tests as areas;
@@ -59,22 +57,11 @@ fn task(mm: Option<u64>, is_kernel_thread: bool) -> TaskInfo {
 
 /// Returns a module with a page of text.
 fn modules() -> LoadedModules {
-    let module = Module {
-        address: Gva(BASE),
-        name: "a_module".to_owned(),
-        state: ModuleState::Live,
-        ranges: vec![ModuleRange {
-            kind: RangeKind::Text,
-            addresses: MODULE..MODULE + 0x1000,
-        }],
-    };
-    let mut symbols = SymbolsBuilder::default();
-    for (name, offset) in [("module_start", 0), ("shared_name", 0x800)] {
-        symbols
-            .push(name.as_bytes(), MODULE + offset, b't', false)
-            .unwrap();
-    }
-    let symbols = symbols.finish(Some(MODULE + 0x1000));
+    let end = MODULE + 0x1000;
+    let module = test_kernel::module(BASE, "a_module", &[(RangeKind::Text, MODULE..end)]);
+    let symbols = [("module_start", 0), ("shared_name", 0x800)];
+    let symbols = symbols.map(|(name, offset)| (name, MODULE + offset, b't', false));
+    let symbols = test_kernel::all_symbols(symbols, Some(end));
     LoadedModules::new(vec![ModuleSymbols::new(module, symbols)])
 }
 

@@ -141,6 +141,7 @@ impl LoadBase {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::test_says::assert_says;
     use object::elf::{PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE};
 
     fn segment(offset: u64, address: u64, file_size: u64, flags: u32) -> Segment {
@@ -205,37 +206,21 @@ mod tests {
                 "headers",
                 separate(),
                 pie,
-                pie,
+                0,
                 0,
                 false,
-                vec![pie, pie + 0x628, pie + 0xfff],
+                &[0, 0x628, 0xfff][..],
             ),
-            (
-                "code",
-                separate(),
-                pie,
-                pie + 0x1000,
-                0x1000,
-                true,
-                vec![pie + 0x1000, pie + 0x1234],
-            ),
-            (
-                "padding of code",
-                separate(),
-                pie,
-                pie + 0x1000,
-                0x1000,
-                true,
-                vec![pie + 0x1fff],
-            ),
+            ("code", separate(), pie, 0x1000, 0x1000, true, &[0, 0x234]),
+            ("padding", separate(), pie, 0x1000, 0x1000, true, &[0xfff]),
             (
                 "data",
                 separate(),
                 pie,
-                pie + 0x3000,
+                0x3000,
                 0x2000,
                 false,
-                vec![pie + 0x3db8, pie + 0x3fff],
+                &[0xdb8, 0xfff],
             ),
             (
                 "lld code",
@@ -244,7 +229,7 @@ mod tests {
                 0x20_1000,
                 0,
                 true,
-                vec![0x20_15e0, 0x20_1000, 0x20_1fff],
+                &[0x5e0, 0, 0xfff],
             ),
             (
                 "lld data",
@@ -253,20 +238,12 @@ mod tests {
                 0x20_2000,
                 0,
                 false,
-                vec![0x20_2760, 0x20_291f],
+                &[0x760, 0x91f],
             ),
-            (
-                "lld headers",
-                shared_pages(),
-                0,
-                0x20_0000,
-                0,
-                false,
-                vec![0x20_0000],
-            ),
+            ("lld headers", shared_pages(), 0, 0x20_0000, 0, false, &[0]),
         ] {
-            let mapping = mapping(start, 0x1000, offset, executable);
-            for address in addresses {
+            let mapping = mapping(base + start, 0x1000, offset, executable);
+            for address in addresses.iter().map(|at: &u64| base + start + at) {
                 let found = LoadBase::find(&segments, &mapping, Gva(address));
                 assert_eq!(found.map(LoadBase::bias), Ok(base), "{name} {address:#x}");
             }
@@ -302,52 +279,30 @@ mod tests {
         let code = mapping(0x7000_0000, 0x1000, 0x1000, true);
         let damaged = [segment(0x1000, 0x1008, 0x235, PF_X)];
         let absurd = [segment(u64::MAX - 8, 0, u64::MAX, PF_X)];
-        for (name, segments, mapping, address, part) in [
+        let behind = mapping(0x7000_0000, 0x1000, 0x8000, true);
+        for (segments, mapping, distance, part) in [
             (
-                "outside",
-                separate(),
+                &separate()[..],
                 code,
-                0x7000_1000,
+                0x1000,
                 "0x70001000 is not in the mapping",
             ),
+            (&separate(), code, -1, "is not in the mapping 0x70000000"),
             (
-                "below",
-                separate(),
-                code,
-                0x6fff_ffff,
-                "is not in the mapping 0x70000000",
+                &separate(),
+                behind,
+                0x10,
+                "0x8010 of the file, which is in none of its 4 load",
             ),
-            (
-                "behind all segments",
-                separate(),
-                mapping(0x7000_0000, 0x1000, 0x8000, true),
-                0x7000_0010,
-                "offset 0x8010 of the file, which is in none of its 4 load segments",
-            ),
-            (
-                "misaligned",
-                damaged.to_vec(),
-                code,
-                0x7000_0000,
-                "linked at 0x1008",
-            ),
-            (
-                "wrapping",
-                absurd.to_vec(),
-                code,
-                0x7000_0000,
-                "none of its 1 load segments",
-            ),
-            (
-                "no segments",
-                Vec::new(),
-                code,
-                0x7000_0000,
-                "none of its 0 load segments",
-            ),
+            (&damaged, code, 0, "linked at 0x1008"),
+            (&absurd, code, 0, "none of its 1 load segments"),
+            (&[], code, 0, "none of its 0 load segments"),
         ] {
-            let error = LoadBase::find(&segments, &mapping, Gva(address)).unwrap_err();
-            assert!(error.to_string().contains(part), "{name}: {error}");
+            let address = Gva(0x7000_0000u64.wrapping_add_signed(distance));
+            assert_says(
+                LoadBase::find(segments, &mapping, address).unwrap_err(),
+                part,
+            );
         }
     }
 }

@@ -9,9 +9,11 @@ use object::elf::{
 use proptest::prelude::*;
 
 use super::file_bytes::{FileBytes, Missing, MissingCause};
+use super::lost::LostPart;
 use super::object_file::ObjectFile;
 use super::symbols::{FunctionSymbols, SymbolTable};
 use super::test_object::{TEXT, TEXT_SIZE, TestObject, TestSymbol, function};
+use crate::test_says::assert_says;
 
 fn names(symbols: &FunctionSymbols) -> Vec<&str> {
     symbols.iter().map(|function| function.name).collect()
@@ -20,6 +22,19 @@ fn names(symbols: &FunctionSymbols) -> Vec<&str> {
 fn read(object: &TestObject) -> FunctionSymbols {
     let bytes = object.bytes();
     FunctionSymbols::read(&ObjectFile::parse(&bytes).unwrap())
+}
+
+fn texts(lost: &[LostPart]) -> Vec<String> {
+    lost.iter().map(ToString::to_string).collect()
+}
+
+/// Returns the offset of the header of a section in a 64-bit object.
+fn header_of(bytes: &[u8], section: &str) -> usize {
+    let file = bytes.to_vec();
+    let object = ObjectFile::parse(&file).unwrap();
+    let index = object.sections().iter().position(|s| s.name == section);
+    let headers = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize;
+    headers + 64 * index.unwrap()
 }
 
 fn packed(bytes: &[u8]) -> Vec<u8> {
@@ -204,63 +219,26 @@ fn a_stripped_object_is_named_by_its_exports_and_debug_data() {
     let mini = packed(&TestObject::library().full(&[hidden]).bytes());
     let narrow_mini = packed(&TestObject::library().narrow().full(&[hidden]).bytes());
     let (dynamic, debug) = (SymbolTable::Dynamic, SymbolTable::DebugData);
-    for (name, object, expected, tables) in [
+    let exports = (&["exported"][..], &[dynamic][..]);
+    let full = (&["exported", "hidden"][..], &[SymbolTable::Full][..]);
+    let packed = (&["exported", "hidden"][..], &[debug, dynamic][..]);
+    let bare = || library().without_sections();
+    for (name, object, (expected, tables)) in [
+        ("full", library().full(&both), full),
+        ("exports", library(), exports),
+        ("SysV hash", library().sysv_hash(), exports),
+        ("no sections", bare(), exports),
+        ("no sections, SysV hash", bare().sysv_hash(), exports),
+        ("32 bits", library().narrow(), exports),
+        ("32 bits, no sections", bare().narrow(), exports),
+        ("32 bits, full", library().narrow().full(&both), full),
+        ("debug data", library().debug_data(&mini), packed),
         (
-            "full",
-            library().full(&both),
-            vec!["exported", "hidden"],
-            vec![SymbolTable::Full],
-        ),
-        ("exports", library(), vec!["exported"], vec![dynamic]),
-        (
-            "SysV hash",
-            library().sysv_hash(),
-            vec!["exported"],
-            vec![dynamic],
-        ),
-        (
-            "no sections",
-            library().without_sections(),
-            vec!["exported"],
-            vec![dynamic],
-        ),
-        (
-            "no sections, SysV hash",
-            library().without_sections().sysv_hash(),
-            vec!["exported"],
-            vec![dynamic],
-        ),
-        (
-            "32 bits",
-            library().narrow(),
-            vec!["exported"],
-            vec![dynamic],
-        ),
-        (
-            "32 bits, no sections",
-            library().narrow().without_sections(),
-            vec!["exported"],
-            vec![dynamic],
-        ),
-        (
-            "32 bits, full",
-            library().narrow().full(&both),
-            vec!["exported", "hidden"],
-            vec![SymbolTable::Full],
-        ),
-        (
-            "debug data",
-            library().debug_data(&mini),
-            vec!["exported", "hidden"],
-            vec![debug, dynamic],
-        ),
-        (
-            "debug data, 32 bits",
+            "32-bit debug data",
             library().debug_data(&narrow_mini),
-            vec!["exported", "hidden"],
-            vec![debug, dynamic],
+            packed,
         ),
-        ("static, stripped", TestObject::library(), vec![], vec![]),
+        ("static, stripped", TestObject::library(), (&[], &[])),
     ] {
         let symbols = read(&object);
         assert_eq!(names(&symbols), expected, "{name}");
@@ -291,11 +269,7 @@ fn damaged_debug_data_is_reported_and_the_exports_used() {
     ] {
         let symbols = read(&library.clone().debug_data(packed));
         assert_eq!(names(&symbols), ["exported"]);
-        let lost = symbols
-            .lost()
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>();
+        let lost = texts(symbols.lost());
         assert!(
             matches!(&lost[..], [only] if only.contains(part)),
             "{lost:?}"
@@ -356,7 +330,7 @@ fn what_is_not_in_memory_is_reported_and_the_rest_used() {
             continue;
         };
         let symbols = FunctionSymbols::read(&object);
-        let found: Vec<_> = symbols.lost().iter().map(ToString::to_string).collect();
+        let found = texts(symbols.lost());
         assert_eq!(symbols.len(), count, "{name}: {found:?}");
         for part in lost {
             assert!(
@@ -390,8 +364,7 @@ fn files_that_are_no_object_are_refused_with_what_was_found() {
         (patched(32, &[0xff; 8]), "bytes 0xffffffffffffffff to"),
         (library[..100].to_vec(), "lie past its end at 0x64"),
     ] {
-        let error = ObjectFile::parse(&file).unwrap_err().to_string();
-        assert!(error.contains(part), "{error}");
+        assert_says(ObjectFile::parse(&file).unwrap_err(), part);
     }
 }
 
@@ -401,13 +374,7 @@ fn absurd_tables_are_reported_not_read() {
         .exports(&["exported"])
         .full(&[function("one", 1, STB_LOCAL)]);
     let bytes = library.bytes();
-    let header = ObjectFile::parse(&bytes).unwrap();
-    let index = header
-        .sections()
-        .iter()
-        .position(|s| s.name == ".symtab")
-        .unwrap();
-    let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize + 64 * index;
+    let table = header_of(&bytes, ".symtab");
     for (field, value, part) in [
         (
             32,
@@ -425,14 +392,14 @@ fn absurd_tables_are_reported_not_read() {
         let mut file = bytes.clone();
         file[table + field..table + field + 8].copy_from_slice(&value.to_le_bytes());
         let symbols = FunctionSymbols::read(&ObjectFile::parse(&file).unwrap());
-        let lost: Vec<_> = symbols.lost().iter().map(ToString::to_string).collect();
+        let lost = texts(symbols.lost());
         assert!(lost.iter().any(|lost| lost.contains(part)), "{lost:?}");
         assert_eq!(names(&symbols), ["exported"]);
     }
     let mut file = bytes.clone();
     file[62..64].copy_from_slice(&99u16.to_le_bytes());
     let object = ObjectFile::parse(&file).unwrap();
-    let lost: Vec<_> = object.lost().iter().map(ToString::to_string).collect();
+    let lost = texts(object.lost());
     let count = object.sections().len();
     assert_eq!(
         lost,
@@ -457,21 +424,14 @@ fn names_without_an_end_are_not_looked_for_forever() {
     let function = |_| -> TestSymbol { ("f", STT_FUNC, STB_LOCAL, TEXT, 1) };
     let full: Vec<_> = (0..10_000).map(function).collect();
     let mut bytes = TestObject::library().full(&full).bytes();
-    let object = ObjectFile::parse(&bytes).unwrap();
-    let index = object
-        .sections()
-        .iter()
-        .position(|s| s.name == ".strtab")
-        .unwrap();
-    let headers = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize;
+    let header = header_of(&bytes, ".strtab");
     let (at, size) = (bytes.len() as u64, 1u64 << 20);
     bytes.extend(vec![b'x'; size as usize]);
-    let header = headers + 64 * index;
     bytes[header + 24..header + 32].copy_from_slice(&at.to_le_bytes());
     bytes[header + 32..header + 40].copy_from_slice(&size.to_le_bytes());
     let symbols = FunctionSymbols::read(&ObjectFile::parse(&bytes).unwrap());
     assert!(symbols.is_empty());
-    let lost: Vec<_> = symbols.lost().iter().map(ToString::to_string).collect();
+    let lost = texts(symbols.lost());
     assert_eq!(lost, [".strtab: damaged: its names do not end"]);
 }
 

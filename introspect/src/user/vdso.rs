@@ -137,6 +137,7 @@ mod tests {
     use super::*;
     use crate::PausedMemory;
     use crate::test_memory::{Flags, TestMemory};
+    use crate::test_says::assert_says;
     use crate::user::symbols::FunctionSymbols;
     use crate::user::test_object::{TEXT, TestObject};
     use crate::x86_64::AddressSpace;
@@ -242,7 +243,7 @@ mod tests {
             match (LAYOUT.find(paused.view(space), MM), expected) {
                 (Ok(None), Ok(())) => {}
                 (Err(error), Err(part)) => {
-                    assert!(error.to_string().contains(part), "{error}");
+                    assert_says(error, part);
                 }
                 (found, _) => panic!("{image:#x} {size:#x}: {:?}", found.map(|v| v.is_some())),
             }

@@ -307,75 +307,29 @@ mod tests {
         memory.map_entry(space, 0x40_1000, 1, !0x12_4000u64 & ADDRESS | PROT_NONE);
         memory.map_entry(space, 0x40_2000, 1, 0x6000_0000);
         memory.map_entry(space, 0x80_0000_0000, 4, 0x9999_9000 | PRESENT);
+        let not_present = |gva, level, entry| {
+            let gva = Gva(gva);
+            (gva, TranslateError::NotPresent { gva, level, entry })
+        };
+        let non_canonical = |gva, levels| {
+            let gva = Gva(gva);
+            (gva, TranslateError::NonCanonical { gva, levels })
+        };
+        let (gva, gpa, level) = (Gva(0x40_1234), Gpa(0x12_4234), 1);
+        let no_access = (gva, TranslateError::NoAccess { gva, level, gpa });
+        let (gva, entry, level) = (Gva(0x80_0000_0000), Gpa(0x9999_9000), 3);
+        let outside_ram = (gva, TranslateError::TableOutsideRam { gva, level, entry });
         for (gva, expected) in [
-            (
-                0x40_3000,
-                TranslateError::NotPresent {
-                    gva: Gva(0x40_3000),
-                    level: 1,
-                    entry: 0,
-                },
-            ),
-            (
-                0x80_0000,
-                TranslateError::NotPresent {
-                    gva: Gva(0x80_0000),
-                    level: 2,
-                    entry: 0,
-                },
-            ),
-            (
-                KERNEL,
-                TranslateError::NotPresent {
-                    gva: Gva(KERNEL),
-                    level: 4,
-                    entry: 0,
-                },
-            ),
-            (
-                0x40_2000,
-                TranslateError::NotPresent {
-                    gva: Gva(0x40_2000),
-                    level: 1,
-                    entry: 0x6000_0000,
-                },
-            ),
-            (
-                0x40_1234,
-                TranslateError::NoAccess {
-                    gva: Gva(0x40_1234),
-                    level: 1,
-                    gpa: Gpa(0x12_4234),
-                },
-            ),
-            (
-                0x80_0000_0000,
-                TranslateError::TableOutsideRam {
-                    gva: Gva(0x80_0000_0000),
-                    level: 3,
-                    entry: Gpa(0x9999_9000),
-                },
-            ),
-            (
-                1 << 47,
-                TranslateError::NonCanonical {
-                    gva: Gva(1 << 47),
-                    levels: 4,
-                },
-            ),
-            (
-                0xffff_7fff_ffff_ffff,
-                TranslateError::NonCanonical {
-                    gva: Gva(0xffff_7fff_ffff_ffff),
-                    levels: 4,
-                },
-            ),
+            not_present(0x40_3000, 1, 0),
+            not_present(0x80_0000, 2, 0),
+            not_present(KERNEL, 4, 0),
+            not_present(0x40_2000, 1, 0x6000_0000),
+            no_access,
+            outside_ram,
+            non_canonical(1 << 47, 4),
+            non_canonical(0xffff_7fff_ffff_ffff, 4),
         ] {
-            assert_eq!(
-                translate(&memory, space, Gva(gva)),
-                Err(expected),
-                "{gva:#x}"
-            );
+            assert_eq!(translate(&memory, space, gva), Err(expected), "{gva}");
         }
         let odd = AddressSpace { levels: 3, ..space };
         assert_eq!(

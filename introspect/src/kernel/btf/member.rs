@@ -235,6 +235,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::test_types::{TestBtf, task_types};
     use super::*;
+    use crate::test_says::assert_says;
 
     #[test]
     fn members_are_found_through_embedded_and_anonymous_structs() {
@@ -284,8 +285,7 @@ mod tests {
             ("task_struct.pid.x", "pid_t has no members, so no \"x\""),
             ("task_struct.se.", "has no member \"\""),
         ] {
-            let message = btf.member(path).unwrap_err().to_string();
-            assert!(message.contains(expected), "{path}: {message}");
+            assert_says(btf.member(path).unwrap_err(), expected);
         }
     }
 

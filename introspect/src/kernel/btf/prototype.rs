@@ -130,6 +130,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::test_types::{TestBtf, task_types};
     use super::*;
+    use crate::test_says::assert_says;
 
     #[test]
     fn functions_of_absurdly_many_parameters_are_refused() {
@@ -178,8 +179,10 @@ mod tests {
                 (parameters, variadic, returns)
             );
         }
-        let error = btf.func_proto_args("vfs_reed").unwrap_err().to_string();
-        assert!(error.contains("no function \"vfs_reed\""), "{error}");
+        assert_says(
+            btf.func_proto_args("vfs_reed").unwrap_err(),
+            "no function \"vfs_reed\"",
+        );
     }
 
     #[test]

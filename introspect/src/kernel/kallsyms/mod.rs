@@ -229,37 +229,21 @@ mod tests {
     use super::*;
 
     const VARIANTS: [Variant; 6] = [
-        Variant {
-            layout: Layout::AddressesFirst,
-            sequences: false,
-            absolute_per_cpu: true,
-        },
-        Variant {
-            layout: Layout::AddressesFirst,
-            sequences: true,
-            absolute_per_cpu: true,
-        },
-        Variant {
-            layout: Layout::AddressesFirst,
-            sequences: true,
-            absolute_per_cpu: false,
-        },
-        Variant {
-            layout: Layout::AddressesLast,
-            sequences: true,
-            absolute_per_cpu: true,
-        },
-        Variant {
-            layout: Layout::AddressesLast,
-            sequences: true,
-            absolute_per_cpu: false,
-        },
-        Variant {
-            layout: Layout::AddressesFromEntries,
-            sequences: true,
-            absolute_per_cpu: false,
-        },
+        variant(Layout::AddressesFirst, false, true),
+        variant(Layout::AddressesFirst, true, true),
+        variant(Layout::AddressesFirst, true, false),
+        variant(Layout::AddressesLast, true, true),
+        variant(Layout::AddressesLast, true, false),
+        variant(Layout::AddressesFromEntries, true, false),
     ];
+
+    const fn variant(layout: Layout, sequences: bool, absolute_per_cpu: bool) -> Variant {
+        Variant {
+            layout,
+            sequences,
+            absolute_per_cpu,
+        }
+    }
 
     fn find(bytes: &[u8]) -> Result<Kallsyms<'_>, KallsymsError> {
         super::find(bytes, standing_at(START))

@@ -4,6 +4,7 @@ use crate::kernel::btf::test_types::task_types;
 use crate::kernel::kallsyms::Layout;
 use crate::kernel::kallsyms::test_tables::{BASE, TestSymbol, Variant, kernel_like, write_at};
 use crate::test_memory::{Flags, TestMemory};
+use crate::test_says::assert_says;
 use crate::x86_64::PAGE;
 use crate::{PausedMemory, PhysicalMemory};
 
@@ -285,24 +286,24 @@ fn what_is_missing_is_named() {
         fault: FAULT + 0x40,
         ..Case::default()
     };
-    let text = other.find().unwrap_err().to_string();
-    assert!(
-        text.contains("are not those of the running kernel: asm_exc_page_fault"),
-        "{text}"
+    assert_says(
+        other.find().unwrap_err(),
+        "are not those of the running kernel: asm_exc_page_fault",
     );
     let (memory, cpu) = Case::default().machine(false);
     let elsewhere = CpuState {
         cr3: 0x45_0000,
         ..cpu
     };
-    let text = find(&memory, &elsewhere).unwrap_err().to_string();
-    assert!(text.contains("at 0x450000 map no RAM"), "{text}");
+    assert_says(
+        find(&memory, &elsewhere).unwrap_err(),
+        "at 0x450000 map no RAM",
+    );
     let odd = CpuState {
         cr3: 0x45_1000,
         ..cpu
     };
-    let text = find(&memory, &odd).unwrap_err().to_string();
-    assert!(text.contains("at 0x451000 map no RAM"), "{text}");
+    assert_says(find(&memory, &odd).unwrap_err(), "at 0x451000 map no RAM");
     let (mut memory, cpu) = Case::default().machine(false);
     memory.write(0x70_0000, &vec![0; (PAGES * PAGE) as usize]);
     let text = find(&memory, &cpu).unwrap_err().to_string();
@@ -352,8 +353,7 @@ fn types_that_cannot_be_had_do_not_hide_the_symbols() {
             ..Case::default()
         };
         let found = case.find().unwrap();
-        let text = found.types.unwrap_err();
-        assert!(text.contains(expected), "{text}");
+        assert_says(found.types.unwrap_err(), expected);
         assert!(found.symbols.address_of("linux_banner").is_some());
     }
 }

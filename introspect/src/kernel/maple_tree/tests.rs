@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::kernel::test_kernel::{BASE, FREE, TestKernel, Types, WILD};
+use crate::test_says::assert_says;
 
 const DENSE: u64 = 0;
 const LEAF: u64 = 1;
@@ -294,7 +295,7 @@ fn what_is_broken_is_named_and_what_stands_before_it_is_kept() {
         guest.look(|view| {
             let walk = layout().entries(view, Gva(TREE));
             let error = walk.error.map(|e| e.to_string()).unwrap_or_default();
-            assert!(error.contains(part), "{part}: {error}");
+            assert_says(&error, part);
             assert_eq!(walk.items.len(), kept, "{part}");
         });
     }
@@ -308,12 +309,9 @@ fn what_is_broken_is_named_and_what_stands_before_it_is_kept() {
 
 #[test]
 fn kernels_without_maple_trees_are_told() {
-    let error = MapleLayout::new(&Types::default().finish()).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("no struct, union or typedef \"maple_node\""),
-        "{error}"
+    assert_says(
+        MapleLayout::new(&Types::default().finish()).unwrap_err(),
+        "no struct, union or typedef \"maple_node\"",
     );
 }
 

@@ -3,6 +3,7 @@ use super::*;
 use crate::kernel::symbols::Symbols;
 use crate::kernel::test_kernel::{BASE, FREE, RAM, TestKernel, Types, VMEMMAP as ARRAY, symbols};
 use crate::kernel::xarray::tests::xarray_types;
+use crate::test_says::assert_says;
 
 const FILE: u64 = FREE;
 const INODE: u64 = FREE + 0x400;
@@ -201,8 +202,7 @@ fn bytes_are_read_across_pages_and_what_is_missing_is_named() {
         ),
         (u64::MAX, 2, "past the end"),
     ] {
-        let error = read(offset, length).unwrap_err();
-        assert!(error.contains(part), "{part}: {error}");
+        assert_says(read(offset, length).unwrap_err(), part);
     }
 }
 
@@ -273,8 +273,7 @@ fn what_is_broken_is_named() {
             let file = layout.open_file(view, Gva(FILE))?;
             layout.page(view, &file, index)
         });
-        let error = found.unwrap_err().to_string();
-        assert!(error.contains(part), "{part}: {error}");
+        assert_says(found.unwrap_err(), part);
     }
 }
 
@@ -289,7 +288,7 @@ fn pages_outside_the_array_are_refused() {
         let file = file(&guest);
         let error = guest.look(|view| layout().page(view, &file, 0).unwrap_err());
         let error = error.to_string();
-        assert!(error.contains("is not in the array of pages"), "{error}");
+        assert_says(&error, "is not in the array of pages");
     }
 }
 
@@ -364,8 +363,7 @@ fn pages_of_sections_are_found_by_the_number_in_their_flags() {
                 assert_eq!(found, Ok(CachedPage::Present { gpa, page }));
             }
             Err(part) => {
-                let error = found.unwrap_err().to_string();
-                assert!(error.contains(part), "{part}: {error}");
+                assert_says(found.unwrap_err(), part);
             }
         }
     }
@@ -533,7 +531,7 @@ fn pages_whose_owner_cannot_be_told_say_why() {
         guest.words(address, &[word]);
         let error = guest.look(|view| layout().owner(view, Gpa(gpa)).unwrap_err());
         let error = error.to_string();
-        assert!(error.contains(part), "{part}: {error}");
+        assert_says(&error, part);
     }
 }
 
@@ -554,8 +552,7 @@ fn pages_of_sections_lead_back_too() {
         (701 << 15, "section 701 of memory has no array"),
         (1 << 35, "section 1048576 of memory has no array"),
     ] {
-        let error = found(frame).unwrap_err().to_string();
-        assert!(error.contains(part), "{error}");
+        assert_says(found(frame).unwrap_err(), part);
     }
 }
 

@@ -38,20 +38,6 @@ impl PreemptCount {
     pub fn in_hard_interrupt(self) -> bool {
         self.0 & 0x000f_0000 != 0
     }
-
-    /// Checks whether the CPU is in deferred interrupt work (softirq). Disabled softirqs alone do
-    /// not count.
-    #[must_use]
-    pub fn in_soft_interrupt(self) -> bool {
-        self.0 & 0x0000_0100 != 0
-    }
-
-    /// Checks whether the CPU is in none of the three, so that the current task runs on its own
-    /// behalf.
-    #[must_use]
-    pub fn in_task(self) -> bool {
-        !(self.in_nmi() || self.in_hard_interrupt() || self.in_soft_interrupt())
-    }
 }
 
 #[cfg(test)]
@@ -61,25 +47,17 @@ mod tests {
     #[test]
     fn the_preemption_counter_tells_contexts_apart() {
         use PreemptForm::{Int, Long};
-        for (form, count, nmi, hard, soft, task) in [
-            (Int, 0x8000_0000, false, false, false, true),
-            (Int, 0x0000_0203, false, false, false, true),
-            (Int, 0x0000_0100, false, false, true, false),
-            (Int, 0x0001_0000, false, true, false, false),
-            (Int, 0x0011_0001, true, true, false, false),
-            (Long, 0x0003_0203, false, false, false, true),
-            (Long, 0x0001_0100, false, false, true, false),
-            (Long, 0x0101_0000, false, true, false, false),
-            (Long, 0x1100_0001, true, true, false, false),
+        for (form, count, expected) in [
+            (Int, 0x8000_0303, (false, false)),
+            (Int, 0x0001_0000, (false, true)),
+            (Int, 0x0011_0001, (true, true)),
+            (Long, 0x0003_0303, (false, false)),
+            (Long, 0x0101_0000, (false, true)),
+            (Long, 0x1100_0001, (true, true)),
         ] {
             let count = PreemptCount::of(count, form);
-            let found = (
-                count.in_nmi(),
-                count.in_hard_interrupt(),
-                count.in_soft_interrupt(),
-                count.in_task(),
-            );
-            assert_eq!(found, (nmi, hard, soft, task), "{count:?}");
+            let found = (count.in_nmi(), count.in_hard_interrupt());
+            assert_eq!(found, expected, "{count:?}");
         }
     }
 }

@@ -3,8 +3,9 @@
 use super::*;
 use crate::kernel::btf::Kind;
 use crate::kernel::btf::test_types::task_types;
-use crate::kernel::symbols::SymbolsBuilder;
+use crate::kernel::test_kernel::all_symbols;
 use crate::test_memory::{Flags, TestMemory};
+use crate::test_says::assert_says;
 
 const PER_CPU: u64 = 0xffff_8880_0700_0000;
 const TASK: u64 = 0xffff_8880_0310_0fd0;
@@ -15,13 +16,9 @@ fn btf() -> Btf {
 }
 
 fn symbols(names: &[(&str, u64, bool)]) -> Symbols {
-    let mut builder = SymbolsBuilder::default();
-    for (name, address, absolute) in names {
-        builder
-            .push(name.as_bytes(), *address, b'D', *absolute)
-            .unwrap();
-    }
-    builder.finish(None).with_slide(SLIDE)
+    let names = names.iter();
+    let all = names.map(|(name, address, absolute)| (*name, *address, b'D', *absolute));
+    all_symbols(all, None).with_slide(SLIDE)
 }
 
 /// Makes a CPU that runs a task across two pages that are apart in physical memory.
@@ -131,7 +128,7 @@ fn the_current_task_is_read_in_every_kernel_layout() {
         );
         assert_eq!(layout.comm(&memory, space, task.address), Ok(task.comm));
         let count = layout.preempt_count(&memory, &per_cpu).unwrap().unwrap();
-        assert!(count.in_hard_interrupt() && !count.in_task(), "{count:?}");
+        assert!(count.in_hard_interrupt() && !count.in_nmi(), "{count:?}");
     }
 }
 
@@ -155,12 +152,9 @@ fn a_preemption_counter_of_64_bits_has_others_than_one_of_32() {
 fn cpus_that_run_no_task_say_why() {
     let layout = TaskLayout::new(&btf(), &symbols(&[("current_task", 0x100, true)])).unwrap();
     let (mut memory, space) = guest(0x100, 0x80);
-    let unmapped = layout.current(&memory, space, Gva(0)).unwrap_err();
-    assert!(
-        unmapped
-            .to_string()
-            .contains("per-CPU data at 0x0 is not mapped"),
-        "{unmapped}"
+    assert_says(
+        layout.current(&memory, space, Gva(0)).unwrap_err(),
+        "per-CPU data at 0x0 is not mapped",
     );
     memory.write(0x18_0100, &0x1000u64.to_le_bytes());
     assert_eq!(
@@ -195,10 +189,5 @@ fn kernels_without_the_names_are_refused() {
     );
     let empty = Btf::parse(&crate::kernel::btf::test_types::TestBtf::default().bytes()).unwrap();
     let error = TaskLayout::new(&empty, &symbols(&[("current_task", 0x100, true)])).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("no struct, union or typedef \"task_struct\""),
-        "{error}"
-    );
+    assert_says(&error, "no struct, union or typedef \"task_struct\"");
 }

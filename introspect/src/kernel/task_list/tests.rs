@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::PausedMemory;
 use crate::kernel::test_kernel::{BASE, HALF, Member, TestKernel, WORD, symbols, types};
+use crate::test_says::assert_says;
 
 /// The offsets used by the tests.
 const FLAGS: u64 = 0x2c;
@@ -302,7 +303,7 @@ fn a_broken_task_is_left_out_and_told() {
         let processes = layout.processes(view);
         assert_eq!(pids(&processes), expected, "{part}");
         let error = processes.error.unwrap().to_string();
-        assert!(error.contains(part), "{error}");
+        assert_says(&error, part);
         assert_eq!(
             layout.all_threads(view).error.map(|e| e.to_string()),
             Some(error)
@@ -318,10 +319,9 @@ fn a_number_that_a_broken_list_may_hide_is_no_clean_miss() {
     let view = kernel.view(&paused);
     let layout = layout(KERNELS[0]);
     assert_eq!(layout.process(view, 21), Ok(None));
-    let error = layout.thread(view, 21).unwrap_err().to_string();
-    assert!(
-        error.contains("signal_struct.thread_head is broken"),
-        "{error}"
+    assert_says(
+        layout.thread(view, 21).unwrap_err(),
+        "signal_struct.thread_head is broken",
     );
     assert!(layout.thread(view, 20).is_ok_and(|found| found.is_some()));
 }
@@ -333,10 +333,7 @@ fn kernels_that_do_not_name_their_first_task_are_refused() {
         &symbols(&[]),
     );
     let error = error.err().unwrap().to_string();
-    assert!(
-        error.contains("names no init_task, which starts the list"),
-        "{error}"
-    );
+    assert_says(&error, "names no init_task, which starts the list");
 }
 
 proptest! {

@@ -5,8 +5,8 @@ use super::*;
 use crate::kernel::btf::Kind;
 use crate::kernel::btf::test_types::TestBtf;
 use crate::kernel::jump_label::tests::put as put_label;
-use crate::kernel::modules::ModuleState;
-use crate::kernel::test_kernel::{BASE, TestKernel, WILD, symbols};
+use crate::kernel::test_kernel::{BASE, TestKernel, WILD, module, symbols};
+use crate::test_says::assert_says;
 
 const POINTERS: u64 = BASE + 0x1000;
 const LABELS: u64 = BASE + 0x2000;
@@ -118,15 +118,6 @@ fn layout(form: Form) -> TracepointLayout {
     TracepointLayout::new(&types(form), &bounds).unwrap()
 }
 
-fn module() -> Module {
-    Module {
-        address: Gva(MODULE),
-        name: "brd".to_owned(),
-        state: ModuleState::Live,
-        ranges: Vec::new(),
-    }
-}
-
 /// Makes three tracepoints of the kernel, of which the third has no event, and one of a module.
 fn kernel(form: Form) -> TestKernel {
     let mut kernel = TestKernel::default();
@@ -209,7 +200,7 @@ fn kernel(form: Form) -> TestKernel {
 }
 
 fn read(kernel: &TestKernel, form: Form) -> Tracepoints {
-    kernel.look(|view| layout(form).read_all(view, &[module()]))
+    kernel.look(|view| layout(form).read_all(view, &[module(MODULE, "brd", &[])]))
 }
 
 fn names(found: &Tracepoints) -> Vec<&str> {
@@ -384,9 +375,9 @@ fn kernels_without_tracepoints_have_an_empty_list() {
     assert_eq!(found(&types(LINUX_6_1), &empty), Some(64));
     let error = TracepointLayout::new(&types(LINUX_6_1), &symbols(&[])).unwrap_err();
     let text = error.to_string();
-    assert!(
-        text.contains("names no __start___tracepoints_ptrs, which lists its tracepoints"),
-        "{text}"
+    assert_says(
+        &text,
+        "names no __start___tracepoints_ptrs, which lists its tracepoints",
     );
 }
 
@@ -432,10 +423,7 @@ fn types_that_name_too_much_are_refused() {
         panic!("{:?}", found.unread)
     };
     let text = error.to_string();
-    assert!(
-        text.contains("from sched_switch on take more than"),
-        "{text}"
-    );
+    assert_says(&text, "from sched_switch on take more than");
 }
 
 proptest! {

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::kernel::test_kernel::{BASE, FREE, TestKernel, Types, WILD};
+use crate::test_says::assert_says;
 
 const ARRAY: u64 = FREE;
 const HEAD: u64 = ARRAY + 8;
@@ -227,8 +228,7 @@ fn what_is_broken_is_named() {
     ] {
         let mut guest = array();
         guest.words(address, &[word]);
-        let error = find(&guest, index).unwrap_err().to_string();
-        assert!(error.contains(part), "{part}: {error}");
+        assert_says(find(&guest, index).unwrap_err(), part);
     }
     let error = TestKernel::default().look(|view| layout(64).find(view, Gva(WILD), 0).unwrap_err());
     assert!(
