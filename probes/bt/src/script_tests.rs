@@ -86,7 +86,8 @@ fn outcome(script: &[u8], arguments: &str, dialect: Dialect) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Compares what comes of each `NAME.bt` of a folder with its `NAME.ok`. There are at least so many.
+/// Compares the outcome of each `NAME.bt` of a folder with its `NAME.ok`. There are at least
+/// `least`.
 pub(crate) fn compare(folder: &str, least: usize, outcome: impl Fn(&Path, &[u8]) -> String) {
     let folder = crate::test_data::source("probes/bt/src/tests").join(folder);
     let entries = fs::read_dir(&folder).unwrap();

@@ -25,8 +25,8 @@ pub use kernel_file::{KernelFile, KernelFileError};
 
 use crate::memory::{GuestRam, PAGE_SIZE};
 
-/// The places in low guest memory while a kernel starts. None overlap. All are below 640 KiB but for
-/// the ACPI tables, which the guest keeps.
+/// The places in low guest memory while a kernel starts. None overlap. All are below 640 KiB but
+/// for the ACPI tables, which the guest keeps.
 pub mod place {
     /// The GDT for the first instructions.
     pub const GDT: u64 = 0x500;

@@ -146,8 +146,8 @@ impl Format {
         self.dialect
     }
 
-    /// Returns the kind of each argument. Strict formats convert any value, and take this list again and again. Normal
-    /// formats take as many arguments as this list has.
+    /// Returns the kind of each argument. Strict formats convert any value, and take this list
+    /// again and again. Normal formats take as many arguments as this list has.
     #[must_use]
     pub fn takes(&self) -> Vec<Takes> {
         let mut takes = Vec::new();
