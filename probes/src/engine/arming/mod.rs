@@ -141,15 +141,21 @@ impl Engine {
         enabled: &Arc<Enabled>,
     ) -> Result<Vec<ArmedAt>, EnableError> {
         let mut armed = self.armed();
-        if armed.active == 0 {
-            self.watch_text(&mut armed);
-        }
-        armed.active += 1;
+        self.one_more(&mut armed);
         let places = self.place(&mut armed, probe, enabled);
         if places.is_err() {
             self.one_less(&mut armed);
         }
         places
+    }
+
+    /// Counts one enabled probe or listener more. With the first one the guest's changes of its
+    /// text are watched.
+    fn one_more(&self, armed: &mut Armed) {
+        if armed.active == 0 {
+            self.watch_text(armed);
+        }
+        armed.active += 1;
     }
 
     /// Counts one enabled probe fewer. With the last one the watches are removed.

@@ -55,13 +55,14 @@ impl Engine {
     /// the kernel has such a function.
     pub(in crate::engine) fn watch_files(&self) -> bool {
         let mut armed = self.armed();
+        self.one_more(&mut armed);
         if armed.file_watches.is_empty() {
             let watches = guest_files::watches(&self.0.view, &self.0.listeners);
             armed.file_watches = self.watch_all(&mut armed, watches, "new programs are not seen");
         }
         let found = !armed.file_watches.is_empty();
-        if found {
-            armed.active += 1;
+        if !found {
+            self.one_less(&mut armed);
         }
         found
     }
