@@ -16,7 +16,7 @@ use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
 pub use ports::{Ctl, Mount, Read, ReadPort};
-pub use run::{Run, Switch, User, VirtioBus};
+pub use run::{Run, Switch, User};
 
 /// The default number of bytes of a string that a script reads.
 const DEFAULT_STRLEN: u16 = 256;

@@ -245,7 +245,7 @@ impl GuestKernel {
         };
         let space = registers.address_space();
         if !self.is_linux() {
-            let types = Err("it is not Linux".to_owned());
+            let types = Err("the kernel is not Linux".to_owned());
             return Ok(Some(RunningKernel::new(symbols.clone(), types, space)));
         }
         let Ok(symbols) = running_symbols(symbols, machine, paused) else {

@@ -293,6 +293,9 @@ fn other_jump_labels_and_static_calls() {
         JumpLabelLayout::new(btf, &traced.view.kernel.symbols).unwrap_or_else(|e| panic!("{e}"));
     let labels = traced.look(|look| layout.read_all(look.kernel(), &[]));
     let mut session = traced.empty_session();
+    // As for patterns that nothing matches yet, a listener for new files is there before any probe.
+    let files = session.new_files();
+    assert!(files.is_some());
     let mut enable = |probe: &Probe| tracing::enable(&mut session, probe, &Filter::default());
     let fault = traced
         .find("tracepoint:vmlinux:exceptions:page_fault_user")
@@ -314,6 +317,7 @@ fn other_jump_labels_and_static_calls() {
         .map(|code| (code, enable(&point(&traced, code))))
         .collect();
     assert!(!branches.is_empty());
+    drop(files);
     let tracepoint = traced.find("tracepoint:vmlinux:irq:softirq_exit").remove(0);
     let Target::Tracepoint(text) = &tracepoint.target else {
         panic!("{tracepoint:?}")

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use vmm::boot::EntryProtocol;
+use vmm::machine::Transport;
 
 use super::{Format, parse_seconds};
 use crate::disk::Disk;
@@ -225,6 +226,15 @@ pub enum VirtioBus {
     Pci,
     /// By words on its command line.
     Mmio,
+}
+
+impl From<VirtioBus> for Transport {
+    fn from(bus: VirtioBus) -> Self {
+        match bus {
+            VirtioBus::Pci => Self::Pci,
+            VirtioBus::Mmio => Self::Mmio,
+        }
+    }
 }
 
 /// On or off.

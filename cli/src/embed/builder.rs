@@ -174,7 +174,7 @@ impl VmBuilder {
                 let (kernel, file) = GuestKernel::open(path)?;
                 let initramfs = self.initramfs.as_deref().map(read_initramfs).transpose()?;
                 let host = Host::open()?;
-                let add_words = kernel.is_linux();
+                let (add_words, transport) = (kernel.is_linux(), kernel.transport());
                 let booted = machine::boot(
                     &host.kvm,
                     &host.profile,
@@ -187,11 +187,11 @@ impl VmBuilder {
                         add_words,
                         protocol: None,
                         pit: true,
-                        acpi: kernel.acpi(kernel.transport(), self.cpus),
+                        acpi: kernel.acpi(transport, self.cpus),
                         virtio: VirtioConfig {
                             disks: self.disks.clone(),
                             rng: add_words,
-                            transport: kernel.transport(),
+                            transport,
                             ..VirtioConfig::default()
                         },
                         serial,

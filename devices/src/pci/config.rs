@@ -82,8 +82,8 @@ impl ConfigSpace {
         space
     }
 
-    /// Gives the function memory at `address`: base address registers 0 and 1. `size` is a power of
-    /// two of at least 16 bytes.
+    /// Sets base address registers 0 and 1 to `size` bytes of memory at `address`. `size` is a
+    /// power of two of at least 16.
     pub fn set_memory(&mut self, address: u64, size: u64) {
         let mask = !size.saturating_sub(1);
         let bar = address & mask | u64::from(MEMORY_64);

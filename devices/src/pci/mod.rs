@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use config::{CONFIG_LENGTH, ConfigSpace, ConfigState, Identity};
-pub use msix::{ENTRY, Msix, MsixState, MsixStateError, NO_VECTOR};
+pub use msix::{MSIX_ENTRY, Msix, MsixState, MsixStateError, NO_VECTOR};
 
 use crate::bus::{BusDevice, SharedDevice};
 use crate::reset_port::RESET_PORT_BASE;

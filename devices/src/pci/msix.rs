@@ -13,7 +13,7 @@ use crate::signals::{Message, MessageInterrupts};
 
 /// The size of an entry of the table in bytes: address, data, and the mask in the lowest bit of the
 /// last word.
-pub const ENTRY: usize = 16;
+pub const MSIX_ENTRY: usize = 16;
 /// The vector that a driver gives to what shall not interrupt.
 pub const NO_VECTOR: u16 = 0xffff;
 
@@ -152,8 +152,8 @@ impl Msix {
     /// Writes to the table. A message that becomes unmasked is sent if it is pending.
     pub fn write_table(&self, offset: usize, data: &[u8]) {
         let mut state = self.lock();
-        let first = offset / ENTRY;
-        let last = offset.saturating_add(data.len()).div_ceil(ENTRY);
+        let first = offset / MSIX_ENTRY;
+        let last = offset.saturating_add(data.len()).div_ceil(MSIX_ENTRY);
         for (number, entry) in state.entries.iter_mut().enumerate() {
             if !(first..last).contains(&number) {
                 continue;
@@ -161,7 +161,7 @@ impl Msix {
             let mut bytes = entry.bytes();
             for (at, new) in (offset..).zip(data) {
                 if let Some(byte) = at
-                    .checked_sub(number * ENTRY)
+                    .checked_sub(number * MSIX_ENTRY)
                     .and_then(|at| bytes.get_mut(at))
                 {
                     *byte = *new;
@@ -213,15 +213,15 @@ impl Entry {
         }
     }
 
-    fn bytes(&self) -> [u8; ENTRY] {
-        let mut bytes = [0; ENTRY];
+    fn bytes(&self) -> [u8; MSIX_ENTRY] {
+        let mut bytes = [0; MSIX_ENTRY];
         bytes[..8].copy_from_slice(&self.address.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.data.to_le_bytes());
         bytes[12] = u8::from(self.is_masked);
         bytes
     }
 
-    fn set(&mut self, bytes: [u8; ENTRY]) {
+    fn set(&mut self, bytes: [u8; MSIX_ENTRY]) {
         let word = |at: usize| {
             let mut word = [0; 4];
             word.copy_from_slice(&bytes[at..at + 4]);
@@ -287,15 +287,18 @@ mod tests {
     #[test]
     fn the_table_reads_as_it_was_written_and_nothing_lies_beyond() {
         let (table, _) = table();
-        table.write_table(ENTRY * 2 + 8, &[7; 64]);
-        let mut bytes = [0xff; ENTRY * 4];
+        table.write_table(MSIX_ENTRY * 2 + 8, &[7; 64]);
+        let mut bytes = [0xff; MSIX_ENTRY * 4];
         table.read_table(0, &mut bytes);
         assert_eq!(
             bytes[..12],
             [0, 0x10, 0xe0, 0xfe, 0, 0, 0, 0, 0x41, 0x40, 0, 0]
         );
-        assert_eq!(bytes[ENTRY * 2 + 8..ENTRY * 3], [7, 7, 7, 7, 1, 0, 0, 0]);
-        assert_eq!(bytes[ENTRY * 3..], [0; ENTRY]);
+        assert_eq!(
+            bytes[MSIX_ENTRY * 2 + 8..MSIX_ENTRY * 3],
+            [7, 7, 7, 7, 1, 0, 0, 0]
+        );
+        assert_eq!(bytes[MSIX_ENTRY * 3..], [0; MSIX_ENTRY]);
     }
 
     #[test]

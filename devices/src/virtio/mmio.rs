@@ -77,27 +77,29 @@ impl MmioTransport {
     }
 }
 
-impl Registers {
+impl MmioTransport {
     fn read_register(&self, offset: u64) -> u32 {
         match u32::try_from(offset).unwrap_or(u32::MAX) {
             register::VIRTIO_MMIO_MAGIC_VALUE => MAGIC,
             register::VIRTIO_MMIO_VERSION => VERSION,
-            register::VIRTIO_MMIO_DEVICE_ID => self.device_id,
+            register::VIRTIO_MMIO_DEVICE_ID => self.0.device_id,
             register::VIRTIO_MMIO_VENDOR_ID => VENDOR,
             register::VIRTIO_MMIO_DEVICE_FEATURES => {
-                half(self.offered, self.device_features_select)
+                half(self.0.offered, self.0.device_features_select)
             }
             register::VIRTIO_MMIO_QUEUE_NUM_MAX => self
+                .0
                 .selected()
-                .map_or(0, |(index, _)| u32::from(self.max_size(index))),
+                .map_or(0, |(index, _)| u32::from(self.0.max_size(index))),
             register::VIRTIO_MMIO_QUEUE_READY => self
+                .0
                 .selected()
-                .map_or(0, |(index, _)| u32::from(self.is_set_up(index))),
+                .map_or(0, |(index, _)| u32::from(self.0.is_set_up(index))),
             register::VIRTIO_MMIO_INTERRUPT_STATUS => {
-                self.shared.interrupt_status.load(Ordering::Acquire)
+                self.0.shared.interrupt_status.load(Ordering::Acquire)
             }
-            register::VIRTIO_MMIO_STATUS => self.status(),
-            register::VIRTIO_MMIO_CONFIG_GENERATION => self.generation(),
+            register::VIRTIO_MMIO_STATUS => self.0.status(),
+            register::VIRTIO_MMIO_CONFIG_GENERATION => self.0.generation(),
             // There is no shared memory, so its length is all ones.
             register::VIRTIO_MMIO_SHM_LEN_LOW
             | register::VIRTIO_MMIO_SHM_LEN_HIGH
@@ -110,20 +112,21 @@ impl Registers {
     /// Returns whether virtio allows the write now.
     fn write_register(&mut self, offset: u64, value: u32) -> bool {
         match u32::try_from(offset).unwrap_or(u32::MAX) {
-            register::VIRTIO_MMIO_DEVICE_FEATURES_SEL => self.device_features_select = value,
-            register::VIRTIO_MMIO_DRIVER_FEATURES_SEL => self.driver_features_select = value,
-            register::VIRTIO_MMIO_DRIVER_FEATURES => return self.write_features(value),
-            register::VIRTIO_MMIO_QUEUE_SEL => self.queue_select = value,
+            register::VIRTIO_MMIO_DEVICE_FEATURES_SEL => self.0.device_features_select = value,
+            register::VIRTIO_MMIO_DRIVER_FEATURES_SEL => self.0.driver_features_select = value,
+            register::VIRTIO_MMIO_DRIVER_FEATURES => return self.0.write_features(value),
+            register::VIRTIO_MMIO_QUEUE_SEL => self.0.queue_select = value,
             register::VIRTIO_MMIO_QUEUE_NOTIFY => {
-                return u16::try_from(value).is_ok_and(|queue| self.notify(queue));
+                return u16::try_from(value).is_ok_and(|queue| self.0.notify(queue));
             }
             register::VIRTIO_MMIO_INTERRUPT_ACK => {
-                self.shared
+                self.0
+                    .shared
                     .interrupt_status
                     .fetch_and(!value, Ordering::AcqRel);
             }
-            register::VIRTIO_MMIO_STATUS => return self.write_status(value),
-            register::VIRTIO_MMIO_QUEUE_READY => return self.write_ready(value),
+            register::VIRTIO_MMIO_STATUS => return self.0.write_status(value),
+            register::VIRTIO_MMIO_QUEUE_READY => return self.0.write_ready(value),
             // There is no shared memory to select.
             register::VIRTIO_MMIO_SHM_SEL => {}
             offset => return self.write_queue(offset, value),
@@ -132,7 +135,7 @@ impl Registers {
     }
 
     fn write_queue(&mut self, offset: u32, value: u32) -> bool {
-        let Some(queue) = self.selected_to_set_up() else {
+        let Some(queue) = self.0.selected_to_set_up() else {
             return false;
         };
         let low = |old: u64| old & !0xffff_ffff | u64::from(value);
@@ -159,7 +162,7 @@ impl BusDevice for MmioTransport {
         } else if let Ok(data) = <&mut [u8; 4]>::try_from(data)
             && offset.is_multiple_of(4)
         {
-            *data = self.0.read_register(offset).to_le_bytes();
+            *data = self.read_register(offset).to_le_bytes();
         } else {
             self.0.refuse();
         }
@@ -172,7 +175,7 @@ impl BusDevice for MmioTransport {
         } else if let Ok(&data) = <&[u8; 4]>::try_from(data)
             && offset.is_multiple_of(4)
         {
-            self.0.write_register(offset, u32::from_le_bytes(data))
+            self.write_register(offset, u32::from_le_bytes(data))
         } else {
             false
         };

@@ -14,7 +14,7 @@ use super::transport::{QueueNotifier, Registers, TransportState, TransportStateE
 use crate::WatchedMemory;
 use crate::bus::BusDevice;
 use crate::pci::{
-    ConfigSpace, ConfigState, ENTRY, Identity, Msix, MsixState, MsixStateError, NO_VECTOR,
+    ConfigSpace, ConfigState, Identity, MSIX_ENTRY, Msix, MsixState, MsixStateError, NO_VECTOR,
     PciFunction,
 };
 use crate::signals::MessageInterrupts;
@@ -183,7 +183,7 @@ impl PciTransport {
         let id = device.device_id();
         let queues = device.queue_sizes().len();
         // One for each queue and one for the configuration.
-        let most = (PENDING - TABLE) as usize / ENTRY;
+        let most = (PENDING - TABLE) as usize / MSIX_ENTRY;
         let count = u16::try_from((queues + 1).min(most)).unwrap_or(u16::MAX);
         let vectors = Arc::new(Vectors {
             msix: Msix::new(count, messages),

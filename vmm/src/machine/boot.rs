@@ -15,7 +15,7 @@ use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRang
 
 use super::control::Control;
 use super::shared::{IrqPin, Parts, Shared, Signals};
-use super::virtio::{self, ECAM, Transport, VirtioConfig, VirtioError};
+use super::virtio::{self, Transport, VirtioConfig, VirtioError};
 use super::{AcpiDevice, Devices, Machine, RunEnd};
 use crate::assist;
 use crate::boot::entry;
@@ -255,12 +255,15 @@ pub(crate) fn assemble(
         let control = control.clone();
         backlog.on_room(move || control.wake());
     }
+    // Without ACPI a guest finds the same by searching.
+    let addresses = acpi.unwrap_or_else(|| AcpiConfig::new(cpus));
     let mut mmio = Bus::new();
     let host = virtio::Host {
         vm: &vm,
         profile,
         control: &control,
         ram,
+        pci_window: addresses.mmio32,
     };
     let virtio = virtio::Devices::new(virtio, transport, &host, &mut mmio)?;
     let reset_port = Arc::new(Mutex::new(ResetPort::new(signals.clone())));
@@ -269,7 +272,7 @@ pub(crate) fn assemble(
         Transport::Pci => {
             let bus = Arc::new(PciBus::new(virtio.functions()));
             let ecam = Arc::new(Mutex::new(Ecam::new(bus.clone())));
-            mmio.insert("pci", ECAM, ECAM_LENGTH, ecam)?;
+            mmio.insert("pci", addresses.ecam.base, ECAM_LENGTH, ecam)?;
             Some(Arc::new(Mutex::new(PciPorts::new(bus, reset_port.clone()))))
         }
     };

@@ -4,7 +4,7 @@
 //! names.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwapOption;
@@ -184,12 +184,19 @@ pub(crate) enum Request {
     PowerOff,
 }
 
+/// The requests of devices. Each has its position as its code, from 1.
+const DEVICE_REQUESTS: [Request; 4] = [
+    Request::Reset(Some(ResetCause::KeyboardController)),
+    Request::Reset(Some(ResetCause::ResetPort)),
+    Request::Reset(Some(ResetCause::AcpiRegister)),
+    Request::PowerOff,
+];
+
 /// Requests of devices to the machine. The vCPU that made the access picks them up after it.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// 0: none. Otherwise a reset by 1: keyboard controller, 2: reset port, 3: ACPI's register; or
-    /// 4: power off.
-    request: AtomicU64,
+    /// The code of the last request; 0: none.
+    request: AtomicUsize,
 }
 
 impl Signals {
@@ -197,29 +204,24 @@ impl Signals {
         if self.request.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let cause = match self.request.swap(0, Ordering::Relaxed) {
-            1 => ResetCause::KeyboardController,
-            2 => ResetCause::ResetPort,
-            3 => ResetCause::AcpiRegister,
-            4 => return Some(Request::PowerOff),
-            _ => return None,
-        };
-        Some(Request::Reset(Some(cause)))
+        let code = self.request.swap(0, Ordering::Relaxed);
+        DEVICE_REQUESTS.get(code.checked_sub(1)?).copied()
+    }
+
+    fn put(&self, request: Request) {
+        let place = DEVICE_REQUESTS.iter().position(|known| *known == request);
+        let code = place.map_or(0, |place| place + 1);
+        self.request.store(code, Ordering::Relaxed);
     }
 }
 
 impl MachineSignals for Signals {
     fn request_reset(&self, cause: ResetCause) {
-        let code = match cause {
-            ResetCause::KeyboardController => 1,
-            ResetCause::ResetPort => 2,
-            ResetCause::AcpiRegister => 3,
-        };
-        self.request.store(code, Ordering::Relaxed);
+        self.put(Request::Reset(Some(cause)));
     }
 
     fn request_power_off(&self) {
-        self.request.store(4, Ordering::Relaxed);
+        self.put(Request::PowerOff);
     }
 }
 

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use probes::name::ProbePattern;
 use vmm::boot::KernelFile;
-use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, Transport, VirtioConfig};
+use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
 use vmm::snapshot::{KernelReference, PageMap, RestoredDisks};
 
-use crate::args::{self, Switch, VirtioBus};
+use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
 use crate::confinement::Confinement;
 use crate::disk::Disk;
@@ -154,11 +154,7 @@ fn virtio(args: &args::Run, kernel: &GuestKernel, announced: bool) -> VirtioConf
         console: guest_ports::config(args.guest_ports),
         disks: args.disks.iter().map(disk).collect(),
         rng: args.rng.map_or(announced, |rng| rng == Switch::On),
-        transport: match args.bus {
-            Some(VirtioBus::Pci) => Transport::Pci,
-            Some(VirtioBus::Mmio) => Transport::Mmio,
-            None => kernel.transport(),
-        },
+        transport: args.bus.map_or_else(|| kernel.transport(), Into::into),
     }
 }
 

@@ -23,7 +23,7 @@ const TAKEN_GSIS: [u32; 8] = [0, 1, 2, 3, 4, 8, 12, 13];
 
 /// The addresses, sizes and interrupts that the tables tell the guest.
 ///
-/// Nothing here makes a device. The caller puts each one at the address that it names.
+/// The machine puts its devices at these addresses. Its PCI bus is number 0; there are no others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcpiConfig {
     /// The number of processors, 1 to 64. The APIC id of each is its index.

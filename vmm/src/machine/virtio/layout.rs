@@ -7,6 +7,8 @@
 
 use devices::virtio::PCI_MEMORY_LENGTH;
 
+use crate::boot::MmioWindow;
+
 /// The address of the first device's page.
 const FIRST: u64 = 0xe000_0000;
 /// The size in bytes of a device's page.
@@ -17,16 +19,15 @@ const INPUTS: [u8; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 2
 /// The maximum number of virtio devices of a machine.
 pub const MAX_DEVICES: usize = 16;
 
-/// The address of the first PCI function's memory, in the window that ACPI tells of
-/// ([`AcpiConfig::new`](crate::boot::AcpiConfig::new)).
-const PCI_WINDOW: u64 = crate::memory::HOLE_START;
-/// The address of the PCI bus's ECAM region.
-pub(crate) const ECAM: u64 = 0xe800_0000;
-
-/// Returns the address of the memory of a machine's PCI function number `index`, from 0. `None`
-/// beyond the last.
-pub(crate) fn pci_memory(index: usize) -> Option<u64> {
-    (index < MAX_DEVICES).then(|| PCI_WINDOW + PCI_MEMORY_LENGTH * index as u64)
+/// Returns the address of the memory of a machine's PCI function number `index`, from 0, in
+/// `window`. `None` if it does not fit, or is beyond the last.
+pub(crate) fn pci_memory(window: MmioWindow, index: usize) -> Option<u64> {
+    let range = window.range();
+    let number = u64::try_from(index).ok().filter(|_| index < MAX_DEVICES)?;
+    // A function's memory is aligned to its size.
+    let first = range.start.checked_next_multiple_of(PCI_MEMORY_LENGTH)?;
+    let address = first.checked_add(PCI_MEMORY_LENGTH * number)?;
+    (address.checked_add(PCI_MEMORY_LENGTH)? <= range.end).then_some(address)
 }
 
 /// The place of one device with registers in device memory.
@@ -75,17 +76,23 @@ mod tests {
         }
         const IO_APIC: u64 = 0xfec0_0000;
         assert!(places[0].address >= HOLE_START && IO_APIC < HOLE_END);
-        assert!(places[MAX_DEVICES - 1].address + PAGE <= ECAM);
-        let last = pci_memory(MAX_DEVICES - 1).unwrap();
-        let told = AcpiConfig::new(1);
-        assert!(told.mmio32.range().contains(&PCI_WINDOW));
-        assert!(
-            told.mmio32
-                .range()
-                .contains(&(last + PCI_MEMORY_LENGTH - 1))
-        );
-        assert_eq!(told.ecam.range(), ECAM..ECAM + devices::pci::ECAM_LENGTH);
+        assert!(places[MAX_DEVICES - 1].address + PAGE <= AcpiConfig::new(1).ecam.base);
+    }
+
+    #[test]
+    fn every_function_has_aligned_memory_in_the_window() {
         const { assert!(MAX_DEVICES < devices::pci::MAX_FUNCTIONS) };
+        let told = AcpiConfig::new(1).mmio32;
+        assert_eq!(pci_memory(told, 0), Some(told.start));
+        assert!(pci_memory(told, MAX_DEVICES - 1).is_some());
+        assert_eq!(pci_memory(told, MAX_DEVICES), None);
+        let (start, size) = (HOLE_START + 1, 3 * PCI_MEMORY_LENGTH);
+        let small = MmioWindow { start, size };
+        let memory = [0, 1, 2].map(|index| pci_memory(small, index));
+        let first = HOLE_START + PCI_MEMORY_LENGTH;
+        assert_eq!(memory, [Some(first), Some(first + PCI_MEMORY_LENGTH), None]);
+        let start = u64::MAX - 1;
+        assert_eq!(pci_memory(MmioWindow { start, size }, 0), None);
     }
 
     #[test]

@@ -38,10 +38,10 @@ pub(crate) use worker::Worker;
 
 use super::MachineError;
 use super::control::Control;
+use crate::boot::MmioWindow;
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
 use crate::vm::NameCall;
-pub(crate) use layout::ECAM;
 use layout::{MmioSlot, pci_memory};
 use worker::{BackendEvent, DeviceEvents, Served};
 
@@ -51,6 +51,8 @@ pub(crate) struct Host<'a> {
     pub(crate) profile: &'a HostProfile,
     pub(crate) control: &'a Arc<Control>,
     pub(crate) ram: &'a GuestRam,
+    /// The addresses for the memory of PCI functions.
+    pub(crate) pci_window: MmioWindow,
 }
 
 /// All virtio devices of a machine.
@@ -307,7 +309,8 @@ impl Device {
         let events = Arc::new(DeviceEvents::new(model.queue_sizes().len(), far_end)?);
         let address = match transport {
             Transport::Mmio => place.address,
-            Transport::Pci => pci_memory(index).ok_or(VirtioError::TooMany { asked: index + 1 })?,
+            Transport::Pci => pci_memory(host.pci_window, index)
+                .ok_or(VirtioError::TooMany { asked: index + 1 })?,
         };
         if host.profile.ioeventfd {
             notify_by_events(host, transport, address, &events)?;
