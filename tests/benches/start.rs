@@ -241,10 +241,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..VirtioConfig::default()
     };
     let disk = VirtioConfig {
-        disks: vec![DiskConfig {
-            path: image,
-            read_only: false,
-        }],
+        disks: vec![DiskConfig::new(image, false)],
         ..VirtioConfig::default()
     };
     let console = VirtioConfig {

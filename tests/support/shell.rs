@@ -205,14 +205,21 @@ impl Shell {
     /// # Panics
     /// If it cannot be restored, or runs another kernel.
     pub fn restore(host: &Host, kernel: &'static Kernel, folder: &Path) -> Self {
+        Self::restore_with(host, kernel, folder, &RestoredDisks::AsSaved)
+    }
+
+    /// Restores as [`Self::restore`] does, with these disks.
+    ///
+    /// # Panics
+    /// As [`Self::restore`].
+    pub fn restore_with(
+        host: &Host,
+        kernel: &'static Kernel,
+        folder: &Path,
+        disks: &RestoredDisks,
+    ) -> Self {
         let serial = SerialLog::default();
-        let restored = snapshot::restore(
-            &host.kvm,
-            &host.profile,
-            folder,
-            &RestoredDisks::AsSaved,
-            serial.output(),
-        );
+        let restored = snapshot::restore(&host.kvm, &host.profile, folder, disks, serial.output());
         let restored = restored.unwrap_or_else(|e| panic!("{e}"));
         let told = restored.kernel.as_ref();
         assert!(
@@ -273,7 +280,7 @@ impl Shell {
             command_line: self.linux.command_line.clone(),
             kernel: Some(self.linux.kernel.reference.clone()),
         };
-        let new = NewFolder::create(folder).unwrap_or_else(|e| panic!("{e}"));
+        let new = NewFolder::create(folder, machine.overlays()).unwrap_or_else(|e| panic!("{e}"));
         let files = new.files().unwrap_or_else(|e| panic!("{e}"));
         let mut memory = vec![0; usize::try_from(machine.ram().size()).unwrap_or_default()];
         let mut watch = |stage| {

@@ -90,10 +90,7 @@ pub fn snapshot_folder(host: &Host, cpus: u8) -> PathBuf {
             words: RESERVED,
             virtio: VirtioConfig {
                 console: Some(ports::console()),
-                disks: vec![DiskConfig {
-                    path: disk,
-                    read_only: false,
-                }],
+                disks: vec![DiskConfig::new(disk, false)],
                 rng: true,
                 ..VirtioConfig::default()
             },

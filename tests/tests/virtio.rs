@@ -59,7 +59,6 @@ impl Images {
     }
 
     fn config(&self) -> VirtioConfig {
-        let disk = |path, read_only| DiskConfig { path, read_only };
         VirtioConfig {
             console: Some(ConsoleConfig {
                 ports: vec![
@@ -68,7 +67,10 @@ impl Images {
                 ],
                 ..ConsoleConfig::default()
             }),
-            disks: vec![disk(self.full(), true), disk(self.empty(), false)],
+            disks: vec![
+                DiskConfig::new(self.full(), true),
+                DiskConfig::new(self.empty(), false),
+            ],
             rng: true,
             transport: self.transport,
         }
@@ -387,8 +389,10 @@ fn only_named_disks_are_opened(
     restored: &dyn Fn(&RestoredDisks) -> Result<RestoredMachine, RestoreError>,
     refused: &dyn Fn(&str, &RestoredDisks) -> String,
 ) {
-    let disk = |path: PathBuf, read_only| DiskConfig { path, read_only };
-    let (full, empty) = (disk(images.full(), true), disk(images.empty(), false));
+    let (full, empty) = (
+        DiskConfig::new(images.full(), true),
+        DiskConfig::new(images.empty(), false),
+    );
     let options = format!(
         "--disk {},ro --disk {}",
         full.path.display(),
@@ -404,15 +408,15 @@ fn only_named_disks_are_opened(
         message.contains("1 of its 2 disks are named") && message.contains(&options),
         "{message}"
     );
-    let read_only = disk(images.empty(), true);
+    let read_only = DiskConfig::new(images.empty(), true);
     let message = refused("ro", &RestoredDisks::Named(vec![full.clone(), read_only]));
     assert!(message.contains("name it without `ro`"), "{message}");
     // A file may have moved; a read-only one stays so.
     let moved = images.folder.path().join("moved");
     fs::rename(images.full(), &moved).unwrap_or_else(|e| panic!("{e}"));
-    let named = RestoredDisks::Named(vec![disk(moved.clone(), false), empty.clone()]);
+    let named = RestoredDisks::Named(vec![DiskConfig::new(&moved, false), empty.clone()]);
     let machine = restored(&named).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(machine.disks, [disk(moved.clone(), true), empty]);
+    assert_eq!(machine.disks, [DiskConfig::new(&moved, true), empty]);
     drop(machine);
     fs::rename(moved, images.full()).unwrap_or_else(|e| panic!("{e}"));
 }

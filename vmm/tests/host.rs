@@ -163,13 +163,7 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
     let longest = "x".repeat(2047);
     let too_long = "x".repeat(2048);
     let disks = |count, path: &str| VirtioConfig {
-        disks: vec![
-            DiskConfig {
-                path: path.into(),
-                read_only: true,
-            };
-            count
-        ],
+        disks: vec![DiskConfig::new(path, true); count],
         ..VirtioConfig::default()
     };
     let cases: [(&str, MachineConfig<'_>, &[&str]); 12] = [

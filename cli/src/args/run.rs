@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use vmm::boot::EntryProtocol;
-use vmm::machine::Transport;
+use vmm::machine::{DiskConfig, Transport};
 
 use super::{Format, parse_seconds};
-use crate::disk::Disk;
+use crate::disk;
 use crate::expect::Expectation;
 use crate::expect::report::Destination;
 use crate::memory_size;
@@ -87,11 +87,18 @@ pub struct Run {
     /// Name of the machine for other commands; vm1, vm2 ... by default
     #[arg(long, value_name = "NAME")]
     pub name: Option<VmName>,
-    /// Give the guest this file as a disk, a raw image: the first is its /dev/vda. With `,ro` it
-    /// is read-only. A restored machine has the disks it was saved with. Name those outside the
-    /// snapshot's folder again, in order
-    #[arg(long = "disk", value_name = "[path=]FILE[,ro]")]
-    pub disks: Vec<Disk>,
+    /// Give the guest this image as a disk, raw or qcow2: the first is its /dev/vda. With `ro` it
+    /// is read-only. With `overlay` the guest's writes go to a temporary file and the image stays
+    /// as it is, with `overlay=FILE` to that file, which is kept. `format` overrides the format
+    /// found in the file. A qcow2 image's backing file is opened only if it lies in the same folder
+    /// or `backing` names it. A restored machine has the disks it was saved with. Name those
+    /// outside the snapshot's folder again, in order
+    #[arg(long = "disk", value_name = "FILE[,ro][,overlay[=FILE]][,format=raw|qcow2][,backing=FILE]", value_parser = disk::parse)]
+    pub disks: Vec<DiskConfig>,
+    /// Leave the images of all disks as they are: the guest's writes go to temporary files. A
+    /// snapshot holds them
+    #[arg(long)]
+    pub overlay: bool,
     /// Use the disks that the snapshot names, wherever their files are; only for a snapshot that is
     /// trusted like a program
     #[arg(long, requires = "restore", conflicts_with = "disks")]

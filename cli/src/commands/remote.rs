@@ -49,7 +49,11 @@ pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
         return verify(&args.folder);
     }
     let machine = find(args.which)?;
-    let folder = NewFolder::create(&args.folder)?;
+    let overlays = match ask(&machine, &Command::Info)? {
+        Answer::Info(info) => info.overlays,
+        other => return Err(unexpected(&machine, &other).into()),
+    };
+    let folder = NewFolder::create(&args.folder, overlays)?;
     let bar = byte_progress::bar("saving");
     let answer = ask_with(
         &machine,
@@ -321,6 +325,7 @@ pub(super) fn info_line(info: &Info) -> String {
         cpus,
         kernel,
         running_s,
+        overlays: _,
     } = info;
     let memory = HumanSize(*memory).to_string();
     printable_lines(&format!(

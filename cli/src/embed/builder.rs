@@ -150,11 +150,16 @@ impl VmBuilder {
         self
     }
 
-    /// Adds a disk on the raw image in `path`. For a snapshot: the file of its next disk.
+    /// Adds a disk on the image in `path`, raw or qcow2. For a snapshot: the file of its next disk.
     #[must_use]
-    pub fn disk(mut self, path: impl Into<PathBuf>, read_only: bool) -> Self {
-        let path = path.into();
-        self.disks.push(DiskConfig { path, read_only });
+    pub fn disk(self, path: impl Into<PathBuf>, read_only: bool) -> Self {
+        self.disk_config(DiskConfig::new(path, read_only))
+    }
+
+    /// Adds a disk with all choices, an overlay for instance.
+    #[must_use]
+    pub fn disk_config(mut self, disk: DiskConfig) -> Self {
+        self.disks.push(disk);
         self
     }
 

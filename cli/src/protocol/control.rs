@@ -7,13 +7,13 @@
 //! refuse another version by name. The socket's folder keeps other users out, and the server also
 //! checks the client's user.
 //!
-//! With `snapshot` come the descriptors of the two files to write (SCM_RIGHTS): the machine's
+//! With `snapshot` come the descriptors of the files to write (SCM_RIGHTS): the machine's
 //! process may be confined to a folder of its own, the client is not.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use vmm::machine::VirtioStats;
+use vmm::machine::{MAX_DEVICES, VirtioStats};
 use vmm::snapshot::CheckStats;
 
 use crate::protocol::error::RequestError;
@@ -28,8 +28,9 @@ pub const LONGEST_QUESTION: u64 = 4 << 20;
 /// Longest answer a client takes: stacks of thousands of threads.
 pub const LONGEST_ANSWER: u64 = 256 << 20;
 
-/// The largest number of descriptors with a request; further ones are closed.
-pub const MOST_DESCRIPTORS: usize = 2;
+/// The largest number of descriptors with a request; further ones are closed. A snapshot has two,
+/// and one for each disk with an overlay.
+pub const MOST_DESCRIPTORS: usize = 2 + MAX_DEVICES;
 
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +38,8 @@ pub const MOST_DESCRIPTORS: usize = 2;
 pub enum Command {
     /// Describe the machine.
     Info,
-    /// Save the machine to the files with the descriptors sent along: `state`, then `memory`.
+    /// Save the machine to the files with the descriptors sent along: `state`, `memory`, then the
+    /// [overlays](Info::overlays) in the order of the disks.
     Snapshot,
     /// Return the counts so far.
     Stat {
@@ -156,6 +158,9 @@ pub struct Info {
     pub kernel: String,
     /// The seconds since it was started or restored.
     pub running_s: u64,
+    /// The number of its disks with an overlay, each of which a snapshot holds.
+    #[serde(default)]
+    pub overlays: usize,
 }
 
 /// A machine's counts.

@@ -27,6 +27,7 @@ fn info(vm: &Vm) -> Info {
             None => "unknown".into(),
         },
         running_s: vm.started.elapsed().as_secs(),
+        overlays: vm.machine.overlays(),
     }
 }
 

@@ -33,11 +33,7 @@ pub fn save(
             format_args!("cannot be saved any more: {end}"),
         ));
     }
-    let count = descriptors.len();
-    let [state, memory] = <[OwnedFd; 2]>::try_from(descriptors)
-        .map_err(|_| format!("a snapshot is written to two files: {count} were sent"))
-        .map_err(|why| RequestError::new(ErrorKind::Invalid, why))?;
-    let files = Files::new(state, memory);
+    let files = Files::new(descriptors);
     let files = files.map_err(|error| RequestError::new(ErrorKind::Invalid, error))?;
     let mut last = Instant::now();
     let mut watch = |stage| {

@@ -1,5 +1,7 @@
 //! The interface of a device model to its transport.
 
+use std::fs::File;
+use std::io;
 use std::time::Instant;
 
 use super::queue::Queues;
@@ -103,6 +105,15 @@ pub trait VirtioDevice: Send {
 
     /// Handles the end of the driver: resets everything to the state before `activate`.
     fn reset(&mut self);
+
+    /// Returns the file with the guest's writes that belongs to a snapshot, up to date, if the
+    /// device has one.
+    ///
+    /// # Errors
+    /// If earlier writes cannot be brought into it.
+    fn overlay(&mut self) -> io::Result<Option<File>> {
+        Ok(None)
+    }
 
     /// Returns the device's own state for a snapshot. Queues and features are the transport's.
     fn save(&self) -> Vec<u8>;

@@ -2,6 +2,8 @@
 //! the interrupt.
 
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -189,6 +191,15 @@ impl DeviceHandle {
     #[must_use]
     pub fn queue_stats(&self, queue: u16) -> QueueStats {
         self.0.core().queues.stats(queue)
+    }
+
+    /// Returns the file with the guest's writes that belongs to a snapshot, up to date, if the
+    /// device has one.
+    ///
+    /// # Errors
+    /// If earlier writes cannot be brought into it.
+    pub fn overlay(&self) -> io::Result<Option<File>> {
+        self.0.core().device.overlay()
     }
 
     /// Returns the counts of the interrupt.

@@ -11,9 +11,9 @@ use std::sync::LazyLock;
 
 use hostile::{Input, limit_memory};
 use libfuzzer_sys::fuzz_target;
-use vmm::machine::DiskConfig;
+use vmm::machine::{DiskConfig, Overlay};
 use vmm::snapshot::RestoredDisks;
-use vmm::snapshot::test_utils::{decode, file};
+use vmm::snapshot::test_utils::{Decoded, decode, file};
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = std::env::current_dir().expect("a working directory");
@@ -25,12 +25,15 @@ fn named(input: &mut Input<'_>, count: u8) -> Vec<DiskConfig> {
     let disk = |_| {
         let [read_only, length]: [u8; 2] = input.value();
         let path = input.bytes(usize::from(length % 64));
-        DiskConfig {
-            path: PathBuf::from(String::from_utf8_lossy(path).into_owned()),
-            read_only: read_only & 1 != 0,
-        }
+        DiskConfig::new(String::from_utf8_lossy(path).into_owned(), read_only & 1 != 0)
     };
     (0..count).map(disk).collect()
+}
+
+/// Checks that the disks are on the images that the snapshot names.
+fn same_images(found: &Decoded) -> bool {
+    let image = |disk: &DiskConfig| (disk.path.clone(), disk.backing.clone(), disk.read_only);
+    found.permitted.iter().map(image).eq(found.named.iter().map(image))
 }
 
 /// The most bytes allocated at once.
@@ -62,15 +65,20 @@ fuzz_target!(|bytes: &[u8]| {
     };
     assert_eq!(found.pieces as u64, found.memory.div_ceil(2 << 20));
     assert_eq!(found.permitted.len(), found.named.len());
+    // The guest's writes never go to a file that the snapshot names besides its images.
+    let kept = |disk: &DiskConfig| matches!(disk.overlay, Some(Overlay::Kept(_)));
+    assert!(!found.permitted.iter().any(kept));
     let inside = |path: &Path| {
         path.canonicalize()
             .is_ok_and(|path| path.starts_with(&*FOLDER))
     };
     match disks {
-        RestoredDisks::AsSaved => assert_eq!(found.permitted, found.named),
+        RestoredDisks::AsSaved => assert!(same_images(&found)),
         RestoredDisks::Named(named) if named.is_empty() => {
-            assert_eq!(found.permitted, found.named);
-            assert!(found.permitted.iter().all(|disk| inside(&disk.path)));
+            assert!(same_images(&found));
+            assert!(found.permitted.iter().all(|disk| {
+                inside(&disk.path) && disk.backing.as_deref().is_none_or(inside)
+            }));
         }
         RestoredDisks::Named(named) => {
             assert_eq!(named.len(), found.permitted.len());

@@ -38,8 +38,8 @@ pub use end::RunEnd;
 pub use handle::{EndWatch, Handle};
 pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
-    ConsoleConfig, ConsolePorts, DiskConfig, MAX_DEVICES, Transport, VirtioConfig, VirtioError,
-    VirtioStats,
+    ConsoleConfig, ConsolePorts, DiskConfig, ImageFormat, MAX_DEVICES, Overlay, Transport,
+    VirtioConfig, VirtioError, VirtioStats,
 };
 
 use crate::boot::AcpiConfig;
@@ -227,6 +227,11 @@ impl Machine {
     /// Returns the ports of the virtio-console, if the machine has one.
     pub fn console_ports(&self) -> Option<&ConsolePorts> {
         self.devices.virtio.console_ports()
+    }
+
+    /// Returns the number of disks whose writes go to an overlay, which a snapshot holds.
+    pub fn overlays(&self) -> usize {
+        self.devices.virtio.overlay_count()
     }
 
     /// Returns the counters.

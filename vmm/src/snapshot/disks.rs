@@ -3,9 +3,14 @@
 //! A snapshot names files by path, and says whether the guest may write to them. The author of the
 //! snapshot chose those paths, and the guest reads the files. A file is therefore opened only if it
 //! lies in the snapshot's folder, or if the restorer has named it.
+//!
+//! The overlay of a disk is in the folder. Each restored machine gets a copy of its own.
 
 use std::path::Path;
 
+use devices::virtio::blk::Overlay;
+
+use super::overlay_file;
 use crate::machine::virtio::{DiskConfig, SavedDevice};
 
 /// The restorer's choice of disks.
@@ -50,7 +55,8 @@ pub enum DiskRefusal {
     },
 }
 
-/// Puts the permitted files of the disks into `devices` and returns them.
+/// Puts the permitted files of the disks into `devices` and returns them. Each overlay gets its
+/// file in `folder`.
 ///
 /// # Errors
 /// If a file may not be opened, or the number of named disks differs. Nothing is changed then.
@@ -63,11 +69,22 @@ pub(super) fn permit(
         .iter()
         .filter_map(|device| device.disk())
         .cloned()
+        // A kept overlay continues with the machine that was saved.
+        .map(|disk| DiskConfig {
+            overlay: disk.has_overlay().then_some(Overlay::Temporary),
+            ..disk
+        })
         .collect();
     let permitted = match asked {
         RestoredDisks::AsSaved => saved,
         RestoredDisks::Named(named) if named.is_empty() => {
-            if let Some(outside) = saved.iter().find(|disk| !is_inside(&disk.path, folder)) {
+            let is_outside = |disk: &&DiskConfig| {
+                let mut files = [Some(&disk.path), disk.backing.as_ref()]
+                    .into_iter()
+                    .flatten();
+                files.any(|file| !is_inside(file, folder))
+            };
+            if let Some(outside) = saved.iter().find(is_outside) {
                 return Err(DiskRefusal::Outside {
                     disk: outside.to_string(),
                     options: options(&saved),
@@ -78,8 +95,15 @@ pub(super) fn permit(
         RestoredDisks::Named(named) => renamed(&saved, named)?,
     };
     let disks = devices.iter_mut().filter_map(SavedDevice::disk_mut);
+    let mut overlays = 0..;
     for (disk, permitted) in disks.zip(&permitted) {
+        let has_overlay = disk.has_overlay();
         disk.clone_from(permitted);
+        if has_overlay {
+            disk.saved_overlay = overlays
+                .next()
+                .map(|index| folder.join(overlay_file(index)));
+        }
     }
     Ok(permitted)
 }
@@ -99,11 +123,11 @@ fn renamed(saved: &[DiskConfig], named: &[DiskConfig]) -> Result<Vec<DiskConfig>
                 path: named.path.display().to_string(),
             }),
             false => Ok(DiskConfig {
-                path: named
-                    .path
-                    .canonicalize()
-                    .unwrap_or_else(|_| named.path.clone()),
                 read_only: saved.read_only,
+                format: named.format.or(saved.format),
+                // A saved overlay is of no use without one.
+                overlay: named.overlay.clone().or_else(|| saved.overlay.clone()),
+                ..named.whole()
             }),
         })
         .collect()
@@ -119,8 +143,16 @@ fn is_inside(path: &Path, folder: &Path) -> bool {
 
 fn options(disks: &[DiskConfig]) -> String {
     let option = |disk: &DiskConfig| {
-        let read_only = if disk.read_only { ",ro" } else { "" };
-        format!("--disk {}{read_only}", disk.path.display())
+        let mut option = format!("--disk {}", disk.path.display());
+        if let Some(backing) = &disk.backing {
+            option += &format!(",backing={}", backing.display());
+        }
+        if disk.read_only {
+            option += ",ro";
+        } else if disk.overlay.is_some() {
+            option += ",overlay";
+        }
+        option
     };
     disks.iter().map(option).collect::<Vec<_>>().join(" ")
 }

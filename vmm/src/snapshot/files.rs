@@ -7,7 +7,10 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{OFlags, fcntl_getfl};
 
-use super::{MEMORY_FILE, STATE_FILE};
+use super::{MEMORY_FILE, OVERLAY_FILE, STATE_FILE};
+
+/// The names of the files before the overlays.
+const NAMES: [&str; 2] = [STATE_FILE, MEMORY_FILE];
 
 /// The reason that a snapshot cannot be written to a descriptor.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +22,14 @@ pub enum FileRefusal {
         name: &'static str,
         /// The host's error.
         source: io::Error,
+    },
+    /// A file is missing.
+    #[error(
+        "{found} files for a snapshot: expected `{STATE_FILE}`, `{MEMORY_FILE}` and its overlays"
+    )]
+    Count {
+        /// The number of files.
+        found: usize,
     },
     /// The file is of another kind, or in use.
     #[error(
@@ -32,29 +43,44 @@ pub enum FileRefusal {
     },
 }
 
-/// Two distinct empty regular files.
+/// Distinct empty regular files.
 #[derive(Debug)]
 pub struct Files {
     pub(super) state: File,
     pub(super) memory: File,
+    pub(super) overlays: Vec<File>,
 }
 
 impl Files {
-    /// Accepts the descriptors of the files for `state` and `memory`.
+    /// Accepts the descriptors of the files for `state`, `memory`, and the overlays in the order of
+    /// the disks.
     ///
     /// # Errors
     /// If one is not a regular file, is not empty, or is not opened for both reading and writing.
-    /// Also if both are one file.
-    pub fn new(state: OwnedFd, memory: OwnedFd) -> Result<Self, FileRefusal> {
-        let (state, first) = checked(state, STATE_FILE)?;
-        let (memory, second) = checked(memory, MEMORY_FILE)?;
-        if first == second {
-            return Err(FileRefusal::Unfit {
-                name: MEMORY_FILE,
-                found: format!("the file for `{STATE_FILE}`"),
-            });
+    /// Also if two are one file, or there are fewer than two.
+    pub fn new(descriptors: Vec<OwnedFd>) -> Result<Self, FileRefusal> {
+        let found = descriptors.len();
+        let mut seen = Vec::new();
+        let mut files = Vec::new();
+        for (index, descriptor) in descriptors.into_iter().enumerate() {
+            let name = *NAMES.get(index).unwrap_or(&OVERLAY_FILE);
+            let (file, identity) = checked(descriptor, name)?;
+            if seen.contains(&identity) {
+                let found = "the file for another part".to_owned();
+                return Err(FileRefusal::Unfit { name, found });
+            }
+            seen.push(identity);
+            files.push(file);
         }
-        Ok(Self { state, memory })
+        let mut files = files.into_iter();
+        let (Some(state), Some(memory)) = (files.next(), files.next()) else {
+            return Err(FileRefusal::Count { found });
+        };
+        Ok(Self {
+            state,
+            memory,
+            overlays: files.collect(),
+        })
     }
 }
 
@@ -94,18 +120,21 @@ mod tests {
             .write(true)
             .create(true)
             .clone();
-        assert!(Files::new(file("a", &fit), file("b", &fit)).is_ok());
+        assert!(Files::new(vec![file("a", &fit), file("b", &fit)]).is_ok());
+        let alone = Files::new(vec![file("a", &fit)]).unwrap_err();
+        assert!(matches!(alone, FileRefusal::Count { found: 1 }));
         std::fs::write(folder.path().join("full"), b"x").unwrap();
         let (pipe, _) = io::pipe().unwrap();
         let cases: [(OwnedFd, &str); 5] = [
-            (file("a", &fit), "for `state`"),
+            (file("a", &fit), "for another part"),
             (file("full", &fit), "1 bytes"),
             (file("b", fit.clone().append(true)), "flags"),
             (file("b", OpenOptions::new().read(true)), "flags"),
             (pipe.into(), "FileType"),
         ];
         for (memory, expected) in cases {
-            let refused = Files::new(file("a", &fit), memory).unwrap_err().to_string();
+            let refused = Files::new(vec![file("a", &fit), memory]);
+            let refused = refused.unwrap_err().to_string();
             assert!(refused.contains("`memory`"), "{refused}");
             assert!(refused.contains(expected), "{refused}");
         }

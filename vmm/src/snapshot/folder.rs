@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::files::{FileRefusal, Files};
-use super::{MEMORY_FILE, STATE_FILE, partial};
+use super::{MEMORY_FILE, STATE_FILE, overlay_file, partial};
 
 /// The reason that the folder of a snapshot cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -39,19 +39,19 @@ pub enum FolderError {
 pub struct NewFolder {
     folder: PathBuf,
     partial: PathBuf,
-    state: File,
-    memory: File,
+    /// `state`, `memory` and the overlays.
+    made: Vec<File>,
     is_done: bool,
 }
 
 impl NewFolder {
     /// Creates the folder that is to become `folder` (mode 0700), its parents, and its empty files
-    /// (mode 0600).
+    /// (mode 0600), with one for each of the machine's [`overlays`](crate::Machine::overlays).
     ///
     /// # Errors
     /// If `folder` exists, or the host refuses to create one of them. Only parent folders are left
     /// then.
-    pub fn create(folder: &Path) -> Result<Self, FolderError> {
+    pub fn create(folder: &Path, overlays: usize) -> Result<Self, FolderError> {
         if folder.exists() {
             return Err(FolderError::Exists {
                 path: folder.to_path_buf(),
@@ -62,21 +62,20 @@ impl NewFolder {
         fs::create_dir_all(around).map_err(failed(around))?;
         let made = DirBuilder::new().mode(0o700).create(&partial);
         made.map_err(failed(&partial))?;
-        let files = private_files(&partial);
-        let (state, memory) = files.inspect_err(|_| remove(&partial))?;
+        let files = private_files(&partial, overlays);
+        let made = files.inspect_err(|_| remove(&partial))?;
         Ok(Self {
             folder: folder.to_path_buf(),
             partial,
-            state,
-            memory,
+            made,
             is_done: false,
         })
     }
 
     /// Returns the descriptors of the files, in the order in which [`Files::new`] accepts them.
     #[must_use]
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.state.as_fd(), self.memory.as_fd()]
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.made.iter().map(AsFd::as_fd).collect()
     }
 
     /// Returns the files for a machine in this process.
@@ -84,12 +83,15 @@ impl NewFolder {
     /// # Errors
     /// If there is no room for further descriptors.
     pub fn files(&self) -> Result<Files, FileRefusal> {
-        let copy = |file: &File, name| {
+        let copies = self.made.iter().map(|file| {
             let copied = file.try_clone();
-            copied.map_err(|source| FileRefusal::Unknown { name, source })
-        };
-        let state = copy(&self.state, STATE_FILE)?;
-        Files::new(state.into(), copy(&self.memory, MEMORY_FILE)?.into())
+            copied.map_err(|source| FileRefusal::Unknown {
+                name: STATE_FILE,
+                source,
+            })
+        });
+        let copies = copies.map(|copy| copy.map(Into::into));
+        Files::new(copies.collect::<Result<Vec<_>, _>>()?)
     }
 
     /// Renames the folder to its final name once its files are whole and on the disk.
@@ -130,15 +132,17 @@ fn sync(folder: &Path) -> Result<(), FolderError> {
     synced.map_err(failed(folder))
 }
 
-/// Creates `state` and `memory` for their owner only, because they hold all the guest's data.
-fn private_files(folder: &Path) -> Result<(File, File), FolderError> {
-    let create = |name| {
+/// Creates the files for their owner only, because they hold all the guest's data.
+fn private_files(folder: &Path, overlays: usize) -> Result<Vec<File>, FolderError> {
+    let create = |name: String| {
         let path = folder.join(name);
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create_new(true).mode(0o600);
         options.open(&path).map_err(failed(&path))
     };
-    Ok((create(STATE_FILE)?, create(MEMORY_FILE)?))
+    let names = [STATE_FILE, MEMORY_FILE].into_iter().map(str::to_owned);
+    let names = names.chain((0..overlays).map(overlay_file));
+    names.map(create).collect()
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> FolderError {
@@ -164,27 +168,27 @@ mod tests {
     fn a_folder_has_its_name_when_it_is_finished_and_is_its_owners_alone() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path().join("deep/saved");
-        let new = NewFolder::create(&folder).unwrap();
+        let new = NewFolder::create(&folder, 2).unwrap();
         assert!(!folder.exists());
         new.finish().unwrap();
         assert_eq!(names(folder.parent().unwrap()), ["saved"]);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&folder), 0o700);
-        for file in ["state", "memory"] {
+        for file in ["state", "memory", "overlay0", "overlay1"] {
             assert_eq!(mode(&folder.join(file)), 0o600, "{file}");
         }
-        let taken = NewFolder::create(&folder).unwrap_err();
+        let taken = NewFolder::create(&folder, 0).unwrap_err();
         assert!(matches!(taken, FolderError::Exists { .. }), "{taken}");
     }
 
     #[test]
     fn a_folder_that_is_given_up_is_gone() {
         let place = tempfile::tempdir().unwrap();
-        drop(NewFolder::create(&place.path().join("saved")).unwrap());
+        drop(NewFolder::create(&place.path().join("saved"), 0).unwrap());
         assert_eq!(names(place.path()), [""; 0]);
         let file = place.path().join("file");
         fs::write(&file, b"x").unwrap();
-        let refused = NewFolder::create(&file.join("saved")).unwrap_err();
+        let refused = NewFolder::create(&file.join("saved"), 0).unwrap_err();
         assert!(refused.to_string().contains("file"), "{refused}");
         assert_eq!(names(place.path()), ["file"]);
     }

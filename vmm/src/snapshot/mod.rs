@@ -1,13 +1,14 @@
 //! Saving a machine to a folder, and restoring machines from it.
 //!
-//! A folder holds two files. `state` has the vCPUs, interrupt controllers, timer, devices and
-//! hashes of `memory`. It is versioned, with a SHA-256 of its own. `memory` is guest RAM as a
-//! sparse file. A restored machine maps `memory` copy-on-write, so any number of machines share one
-//! file. It must not change while they run.
+//! A folder holds `state`, `memory`, and the overlays of disks. `state` has the vCPUs, interrupt
+//! controllers, timer, devices and hashes of `memory`. It is versioned, with a SHA-256 of its own.
+//! `memory` is guest RAM as a sparse file. A restored machine maps `memory` copy-on-write, so any
+//! number of machines share one file. It must not change while they run.
 //!
-//! Disks are not part of a snapshot, which only names their files. They must exist with the saved
+//! Images are not part of a snapshot, which only names their files. They must exist with the saved
 //! size. Their contents should be the saved ones, or the guest finds a file system that has changed
-//! under it. [`RestoredDisks`] has the rule by which those files are opened.
+//! under it. The guest's writes to a disk with an overlay are in `overlay0` and so on, so that
+//! image and memory stay together. [`RestoredDisks`] has the rule by which those files are opened.
 //!
 //! If the host's KVM can log the guest's writes, the guest runs while its memory is written, except
 //! for a moment.
@@ -50,9 +51,16 @@ use crate::vcpu::state::VcpuState;
 
 const STATE_FILE: &str = "state";
 const MEMORY_FILE: &str = "memory";
+/// The beginning of an overlay's name, before its number.
+const OVERLAY_FILE: &str = "overlay";
 /// The largest state file that is read, in bytes. Some thousand for each vCPU are usual, and 33 for
 /// each 2 MiB of memory.
 const LONGEST_STATE: u64 = 64 << 20;
+
+/// Returns the name of the file with overlay number `index`, from 0, in the order of the disks.
+fn overlay_file(index: usize) -> String {
+    format!("{OVERLAY_FILE}{index}")
+}
 
 /// The machine as it is written.
 #[derive(Debug, Serialize, Deserialize)]

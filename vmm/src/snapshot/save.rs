@@ -1,7 +1,7 @@
 //! Writing a machine to the files of a snapshot.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -14,7 +14,8 @@ use super::folder::{FolderError, NewFolder};
 use super::pieces::{self, Piece, Reader};
 use super::running::Writing;
 use super::{
-    FileRefusal, Files, MEMORY_FILE, STATE_FILE, SavedAcpi, SavedMachine, SnapshotInfo, format,
+    FileRefusal, Files, MEMORY_FILE, OVERLAY_FILE, STATE_FILE, SavedAcpi, SavedMachine,
+    SnapshotInfo, format,
 };
 use crate::host::cpuid::host_name;
 use crate::machine::{Machine, Paused};
@@ -40,6 +41,14 @@ pub enum SaveError {
     /// KVM does not return a part of the state.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// There are more or fewer files than overlays.
+    #[error("{found} files for overlays: the machine has {expected}")]
+    Overlays {
+        /// The number of files.
+        found: usize,
+        /// The number of the machine's overlays.
+        expected: usize,
+    },
     /// A vCPU has ended.
     #[error("vCPU {0} has ended; a snapshot needs a whole machine")]
     VcpuGone(usize),
@@ -71,7 +80,7 @@ pub fn save(
     info: &SnapshotInfo,
     folder: &Path,
 ) -> Result<Saved, SaveError> {
-    let folder = NewFolder::create(folder)?;
+    let folder = NewFolder::create(folder, machine.overlays())?;
     let mut watch = |_| ControlFlow::Continue(());
     let saved = write(kvm, machine, info, folder.files()?, &mut watch)?;
     folder.finish()?;
@@ -115,6 +124,10 @@ pub fn write(
     mut files: Files,
     watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
 ) -> Result<Saved, SaveError> {
+    let (found, expected) = (files.overlays.len(), machine.overlays());
+    if found != expected {
+        return Err(SaveError::Overlays { found, expected });
+    }
     // Another save would take this one's log of dirty pages.
     let _alone = machine.shared().saving.lock();
     let mut memory = Writing::start(machine, &files.memory, watch)?;
@@ -122,6 +135,7 @@ pub fn write(
     let paused = machine.pause();
     let state = collect(kvm, machine, &paused, info);
     let copied = memory.copy_the_rest();
+    let copied = copied.and_then(|()| copy_overlays(machine, &files.overlays));
     let goes_on = go_on(watch(Stage::Paused));
     drop(paused);
     let paused = began.elapsed();
@@ -135,7 +149,25 @@ pub fn write(
         .and_then(|()| files.state.sync_all())
         .map_err(failed(STATE_FILE))?;
     files.memory.sync_all().map_err(failed(MEMORY_FILE))?;
+    for overlay in &files.overlays {
+        overlay.sync_all().map_err(failed(OVERLAY_FILE))?;
+    }
     Ok(Saved { paused })
+}
+
+/// Copies the overlays of the paused machine to `files`. A file system with shared extents shares
+/// them.
+fn copy_overlays(machine: &Machine, files: &[File]) -> Result<(), SaveError> {
+    let overlays = machine.devices().virtio.overlays();
+    for (overlay, mut file) in overlays.map_err(failed(OVERLAY_FILE))?.iter().zip(files) {
+        // Its place is that of the backend's descriptor.
+        let mut overlay = overlay;
+        let copied = overlay
+            .rewind()
+            .and_then(|()| io::copy(&mut overlay, &mut file));
+        copied.map_err(failed(OVERLAY_FILE))?;
+    }
+    Ok(())
 }
 
 /// Hashes the written memory.

@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use probes::name::ProbePattern;
 use vmm::boot::KernelFile;
-use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
+use vmm::machine::{DiskConfig, MachineConfig, Overlay, SerialOutput, VirtioConfig};
 use vmm::snapshot::{KernelReference, PageMap, RestoredDisks};
 
 use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
 use crate::confinement::Confinement;
-use crate::disk::Disk;
 use crate::embed::{check_in_use, read_initramfs};
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
@@ -78,7 +77,7 @@ pub fn make(
     if let Some(folder) = &args.restore {
         let disks = match args.disks_as_saved {
             true => RestoredDisks::AsSaved,
-            false => RestoredDisks::Named(args.disks.iter().map(disk).collect()),
+            false => RestoredDisks::Named(disks(args)),
         };
         let restored = vmm::snapshot::restore(&host.kvm, &host.profile, folder, &disks, serial)?;
         for disk in &restored.disks {
@@ -140,11 +139,16 @@ pub fn make(
     Ok(vm)
 }
 
-fn disk(disk: &Disk) -> DiskConfig {
-    DiskConfig {
-        path: disk.path.clone(),
-        read_only: disk.read_only,
-    }
+/// Returns the requested disks.
+fn disks(args: &args::Run) -> Vec<DiskConfig> {
+    let with_overlay = |disk: &DiskConfig| match (args.overlay, &disk.overlay) {
+        (true, None) => DiskConfig {
+            overlay: Some(Overlay::Temporary),
+            ..disk.clone()
+        },
+        _ => disk.clone(),
+    };
+    args.disks.iter().map(with_overlay).collect()
 }
 
 /// Returns the requested virtio devices, and the default ones of a guest that is informed of them
@@ -152,7 +156,7 @@ fn disk(disk: &Disk) -> DiskConfig {
 fn virtio(args: &args::Run, kernel: &GuestKernel, announced: bool) -> VirtioConfig {
     VirtioConfig {
         console: guest_ports::config(args.guest_ports),
-        disks: args.disks.iter().map(disk).collect(),
+        disks: disks(args),
         rng: args.rng.map_or(announced, |rng| rng == Switch::On),
         transport: args.bus.map_or_else(|| kernel.transport(), Into::into),
     }

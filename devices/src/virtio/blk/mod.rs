@@ -1,15 +1,18 @@
 //! virtio-blk (virtio 1.2, 5.2): a disk of 512-byte sectors over a [`BlockBackend`].
 //!
-//! The caller owns the storage; [`FileBackend`] is a raw image file. A request is carried out while
-//! the queue is processed, so none is in flight between two calls. Requests are bounded: one larger
-//! than the limits reported to the driver is an I/O error, as is one beyond the disk.
+//! The caller owns the storage; [`open`] returns that of an image file. A request is carried out
+//! while the queue is processed, so none is in flight between two calls. Requests are bounded: one
+//! larger than the limits reported to the driver is an I/O error, as is one beyond the disk.
 //!
 //! Not here: several queues, the write cache's switch, secure erase, zoned disks, lifetime.
 
 mod backend;
+mod image;
 mod request;
 
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::time::Instant;
 
 use virtio_bindings::virtio_blk::{
@@ -21,7 +24,8 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 
-pub use backend::{BlockBackend, FileBackend, ImageError};
+pub use backend::BlockBackend;
+pub use image::{Damage, ImageError, ImageFormat, ImageOptions, Overlay, open};
 use request::Disk;
 
 /// The size of a sector in bytes, whatever the disk's own block size.
@@ -153,6 +157,10 @@ impl VirtioDevice for Block {
 
     fn reset(&mut self) {
         self.disk.write_through = true;
+    }
+
+    fn overlay(&mut self) -> io::Result<Option<File>> {
+        self.disk.backend.overlay()
     }
 
     fn save(&self) -> Vec<u8> {

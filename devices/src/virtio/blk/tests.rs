@@ -13,12 +13,16 @@ const READ: u32 = 0;
 const WRITE: u32 = 1;
 
 fn block(image: &tempfile::NamedTempFile, read_only: bool) -> Box<Block> {
-    let backend = FileBackend::open(image.path(), read_only).unwrap();
+    let options = ImageOptions {
+        read_only,
+        ..ImageOptions::default()
+    };
+    let backend = open(image.path(), &options).unwrap();
     let options = BlockOptions {
         read_only,
         id: "disk",
     };
-    Box::new(Block::new(Box::new(backend), options))
+    Box::new(Block::new(backend, options))
 }
 
 fn image() -> tempfile::NamedTempFile {

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use devices::virtio::blk::ImageError;
+use devices::virtio::blk::{ImageError, ImageFormat, ImageOptions, Overlay};
 use devices::virtio::console::{PortConfig, PortConfigError, Size};
 use devices::virtio::{PciStateError, TransportStateError};
 use serde::{Deserialize, Serialize};
@@ -63,23 +63,81 @@ impl Default for ConsoleConfig {
     }
 }
 
-/// A disk: a raw image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskConfig {
-    /// The image file. A snapshot stores its whole path and its size.
+    /// The image file. A snapshot stores its whole path and the size of the disk.
     pub path: PathBuf,
     /// Whether the guest may only read it.
     pub read_only: bool,
+    /// The format of the image; by content if it is `None`.
+    pub format: Option<ImageFormat>,
+    /// The backing file of a qcow2 image instead of the one that the image names.
+    pub backing: Option<PathBuf>,
+    /// The file for the guest's writes, if the image is to stay as it is. A snapshot holds it.
+    pub overlay: Option<Overlay>,
+    /// The overlay that a temporary one begins with. A restore sets it.
+    #[serde(skip)]
+    pub saved_overlay: Option<PathBuf>,
+}
+
+impl DiskConfig {
+    /// Returns a disk on the image in `path`, raw or qcow2.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, read_only: bool) -> Self {
+        Self {
+            path: path.into(),
+            read_only,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether the guest's writes go to an overlay.
+    pub(crate) fn has_overlay(&self) -> bool {
+        self.overlay.is_some() && !self.read_only
+    }
+
+    /// Returns the choices for the image.
+    pub(crate) fn options(&self) -> ImageOptions {
+        ImageOptions {
+            read_only: self.read_only,
+            format: self.format,
+            backing: self.backing.clone(),
+            overlay: self.overlay.clone(),
+            saved_overlay: self.saved_overlay.clone(),
+        }
+    }
+
+    /// Returns the disk with whole paths, which stay valid if this process changes its directory.
+    pub(crate) fn whole(&self) -> Self {
+        let whole = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+        Self {
+            path: whole(&self.path),
+            backing: self.backing.as_ref().map(whole),
+            overlay: self.overlay.as_ref().map(|overlay| match overlay {
+                Overlay::Temporary => Overlay::Temporary,
+                Overlay::Kept(path) => Overlay::Kept(whole(path)),
+            }),
+            ..self.clone()
+        }
+    }
 }
 
 impl std::fmt::Display for DiskConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let access = if self.read_only {
-            "only read"
-        } else {
-            "read and written"
-        };
-        write!(f, "{} ({access})", self.path.display())
+        let path = self.path.display();
+        match &self.overlay {
+            _ if self.read_only => write!(f, "{path} (only read)"),
+            None => write!(f, "{path} (read and written)"),
+            Some(Overlay::Temporary) => write!(f, "{path} (only read, under a temporary overlay)"),
+            Some(Overlay::Kept(overlay)) => {
+                write!(
+                    f,
+                    "{path} (only read, under the overlay {})",
+                    overlay.display()
+                )
+            }
+        }
     }
 }
 

@@ -16,11 +16,12 @@ mod layout;
 mod ports;
 mod worker;
 
-use std::path::Path;
+use std::fs::File;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use devices::pci::SharedFunction;
-use devices::virtio::blk::{Block, BlockBackend, BlockOptions, FileBackend};
+use devices::virtio::blk::{self, Block, BlockOptions};
 use devices::virtio::rng::{HostEntropy, Rng};
 use devices::virtio::{
     DeviceHandle, MMIO_LENGTH, MmioTransport, PCI_MEMORY_LENGTH, PCI_NOTIFY, PCI_NOTIFY_STEP,
@@ -29,6 +30,8 @@ use devices::virtio::{
 use devices::{Bus, SharedDevice};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use serde::{Deserialize, Serialize};
+
+pub use devices::virtio::blk::{ImageFormat, Overlay};
 
 pub use config::{ConsoleConfig, DiskConfig, Transport, VirtioConfig, VirtioError};
 pub(crate) use config::{DeviceConfig, places};
@@ -132,13 +135,13 @@ impl Made {
         };
         Ok(match config {
             DeviceConfig::Disk(disk) => {
-                let backend = FileBackend::open(&disk.path, disk.read_only)?;
+                let backend = blk::open(&disk.path, &disk.options())?;
                 let length = backend.length();
                 let options = BlockOptions {
                     read_only: disk.read_only,
                     id: &format!("exotrace-{index}"),
                 };
-                let block = Block::new(Box::new(backend), options);
+                let block = Block::new(backend, options);
                 made(Box::new(block), Some(length), None)
             }
             DeviceConfig::Rng => made(Box::new(Rng::new(HostEntropy)), None, None),
@@ -151,14 +154,10 @@ impl Made {
     }
 }
 
-/// Makes a disk's path absolute, so that it stays valid if this process changes its directory.
+/// Returns the configuration with whole paths.
 fn whole(config: &DeviceConfig) -> DeviceConfig {
-    let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     match config {
-        DeviceConfig::Disk(disk) => DeviceConfig::Disk(DiskConfig {
-            path: whole(&disk.path),
-            read_only: disk.read_only,
-        }),
+        DeviceConfig::Disk(disk) => DeviceConfig::Disk(disk.whole()),
         other => other.clone(),
     }
 }
@@ -215,6 +214,21 @@ impl Devices {
             },
         };
         self.0.iter().map(save).collect()
+    }
+
+    /// Returns the number of disks whose writes go to an overlay.
+    pub(crate) fn overlay_count(&self) -> usize {
+        let has_overlay = |device: &&Device| match &device.identity.config {
+            DeviceConfig::Disk(disk) => disk.has_overlay(),
+            DeviceConfig::Console(_) | DeviceConfig::Rng => false,
+        };
+        self.0.iter().filter(has_overlay).count()
+    }
+
+    /// Returns the overlays of the paused machine's disks, up to date, in the disks' order.
+    pub(crate) fn overlays(&self) -> io::Result<Vec<File>> {
+        let overlays = self.0.iter().map(|device| device.handle.overlay());
+        overlays.filter_map(Result::transpose).collect()
     }
 
     /// Restores the saved state of a machine with the same devices.
