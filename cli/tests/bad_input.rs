@@ -105,8 +105,8 @@ fn machines_that_cannot_be_made_are_told_and_leave_nothing() {
         ("--memory 1M", &["1048576", "2M"][..]),
         ("--memory 5000001", &["5000001", "multiple of 4096"]),
         ("--memory 2T", &["2199023255552", "512G"]),
-        ("--memory 4M --cpus 0", &["0 vCPUs", "1 to 4"]),
-        ("--memory 4M --cpus 5", &["5 vCPUs", "1 to 4"]),
+        ("--memory 4M --cpus 0", &["0 vCPUs", "1 to 64"]),
+        ("--memory 4M --cpus 65", &["65 vCPUs", "1 to 64"]),
         (
             "--memory 4M --initramfs big",
             &["initramfs of 8388608 bytes", "--memory"],

@@ -143,7 +143,7 @@ impl VmBuilder {
         self
     }
 
-    /// Sets the number of vCPUs, 1 to 4; 1 by default.
+    /// Sets the number of vCPUs, 1 to 64; 1 by default.
     #[must_use]
     pub fn cpus(mut self, count: u8) -> Self {
         self.cpus = count;

@@ -76,7 +76,7 @@ pub struct BootConfig<'a> {
     pub initramfs: Option<&'a [u8]>,
     /// The whole command line.
     pub command_line: &'a str,
-    /// The number of vCPUs, 1 to 4.
+    /// The number of vCPUs, from 1.
     pub cpus: u8,
     /// The contents of the ACPI tables. The default is none, which leaves the MP table.
     pub acpi: Option<AcpiConfig>,

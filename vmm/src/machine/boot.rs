@@ -28,13 +28,13 @@ use crate::vm::{self, KvmError, NameCall};
 use crate::x86_64::{emulate, msr};
 
 /// The maximum number of vCPUs of a machine.
-pub const MAX_CPUS: u8 = 4;
+pub const MAX_CPUS: u8 = 64;
 
 /// The parts that a machine is made of.
 pub struct MachineConfig<'a> {
     /// The size of guest RAM in bytes.
     pub memory: u64,
-    /// The number of vCPUs, 1 to 4.
+    /// The number of vCPUs, 1 to [`MAX_CPUS`].
     pub cpus: u8,
     /// The kernel.
     pub kernel: &'a KernelFile,
@@ -96,6 +96,14 @@ pub enum MachineError {
         /// The requested number of vCPUs.
         asked: u8,
     },
+    /// The host cannot have as many vCPUs.
+    #[error("{asked} vCPUs: this host's KVM has at most {most} for a machine")]
+    HostCpus {
+        /// The requested number of vCPUs.
+        asked: u8,
+        /// The largest number.
+        most: usize,
+    },
     /// The number of a hardware breakpoint is out of range.
     #[error("hardware breakpoint {asked}: 1 to 3 are there (0 is the machine's own)")]
     BreakpointNumber {
@@ -134,7 +142,7 @@ pub fn boot(
     profile: &HostProfile,
     config: MachineConfig<'_>,
 ) -> Result<BootedMachine, MachineError> {
-    check_cpus(config.cpus)?;
+    check_cpus(kvm, config.cpus)?;
     let virtio = config.virtio.list();
     let places = virtio::places(virtio.len())?;
     if let (Some(acpi), Transport::Mmio) = (&config.acpi, config.virtio.transport) {
@@ -197,11 +205,15 @@ pub fn boot(
     })
 }
 
-pub(crate) fn check_cpus(cpus: u8) -> Result<(), MachineError> {
-    if (1..=MAX_CPUS).contains(&cpus) {
-        Ok(())
-    } else {
+/// Checks that a machine, and this host, can have so many vCPUs.
+pub(crate) fn check_cpus(kvm: &Kvm, cpus: u8) -> Result<(), MachineError> {
+    let most = kvm.get_max_vcpus();
+    if !(1..=MAX_CPUS).contains(&cpus) {
         Err(MachineError::Cpus { asked: cpus })
+    } else if usize::from(cpus) > most {
+        Err(MachineError::HostCpus { asked: cpus, most })
+    } else {
+        Ok(())
     }
 }
 

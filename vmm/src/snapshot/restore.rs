@@ -238,7 +238,7 @@ fn build(
     serial: ConsoleOutput,
 ) -> Result<Machine, MachineError> {
     let cpus = u8::try_from(saved.vcpus.len()).unwrap_or(u8::MAX);
-    crate::machine::check_cpus(cpus)?;
+    crate::machine::check_cpus(kvm, cpus)?;
     // A guest that has set up SYSCALL need not be watched for that. The request to KVM takes longer
     // than all the rest of a restore.
     let watch = saved.vcpus.iter().all(|vcpu| vcpu.lstar() == 0);
