@@ -8,8 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The folders of the crates.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "devices",
+    "devices/image",
     "introspect",
     "vmm",
     "probes",
