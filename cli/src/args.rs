@@ -55,6 +55,8 @@ pub enum Command {
     #[cfg(feature = "guests")]
     /// Build or fetch a guest's kernel and initramfs into a folder
     Guest(Guest),
+    /// Show the partitions of an image of a disk, and what it boots
+    Image(Image),
     /// Save a running machine to a folder
     Snapshot(Snapshot),
     /// End a running machine, after removing all traps
@@ -163,6 +165,20 @@ pub enum GuestKind {
     Cloud,
     /// The micro guest.
     Micro,
+}
+
+/// Options of `image`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The image is read, not changed, and nothing of it is executed. Entries come from files of the Boot Loader Specification, unified kernel \
+images, GRUB's configuration, or the names of kernels; * marks the one that is booted. ext2 to ext4 and FAT are read. The status is 1 \
+if nothing can be booted.")]
+pub struct Image {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The image: a raw file, or a block device
+    pub file: PathBuf,
 }
 
 /// Options of `snapshot`.

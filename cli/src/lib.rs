@@ -40,6 +40,7 @@ mod embed;
 mod end_report;
 mod ending;
 mod expect;
+mod guest_image;
 mod guest_kernel;
 mod host;
 #[cfg(feature = "test-utils")]

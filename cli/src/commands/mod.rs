@@ -7,6 +7,7 @@ mod doctor;
 mod generate;
 #[cfg(feature = "guests")]
 mod guest_files;
+mod image;
 mod inspect;
 mod mount;
 mod read;
@@ -32,6 +33,7 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Demo(args) => demo::demo(&args),
         #[cfg(feature = "guests")]
         Command::Guest(args) => guest_files::guest_files(&args),
+        Command::Image(args) => image::image(&args),
         Command::Snapshot(args) => remote::snapshot(args),
         Command::Stop(which) => remote::stop(which),
         Command::Stat(args) => remote::stat(args),
