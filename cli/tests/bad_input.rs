@@ -79,6 +79,25 @@ fn files_that_are_no_kernels_are_told_by_what_they_are() {
 }
 
 #[test]
+fn images_that_boot_nothing_are_listed_and_told() {
+    let world = World::new();
+    let line = "image none";
+    let parts = ["image none", "No such file"];
+    check(&world, line, &world.run(line), 1, &parts);
+
+    let mut xfs = vec![0x11; 4096];
+    xfs[..4].copy_from_slice(b"XFSB");
+    world.write("xfs", &xfs);
+    let ended = world.run("image xfs");
+    assert_eq!(ended.status, 1, "{ended:?}");
+    assert_eq!(
+        ended.stdout,
+        "no partition table\n the disk  xfs (not read)  11111111-1111-1111-1111-111111111111\n"
+    );
+    assert!(ended.stderr.contains("give --kernel"), "{ended:?}");
+}
+
+#[test]
 fn a_function_that_does_not_exist_is_told_before_anything_starts() {
     let world = World::new();
     let line = "run --kernel micro --trace micro_leaf,micro_laef -o trace";
