@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use vmm::machine::DiskConfig;
+
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
@@ -177,8 +179,9 @@ pub struct Image {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// The image: a raw file, or a block device
-    pub file: PathBuf,
+    /// The image: a file, raw or qcow2, or a block device; options as for `run --disk`
+    #[arg(value_name = "FILE[,OPTION]...", value_parser = crate::disk::parse)]
+    pub file: DiskConfig,
 }
 
 /// Options of `snapshot`.

@@ -82,7 +82,7 @@ fn files_that_are_no_kernels_are_told_by_what_they_are() {
 fn images_that_boot_nothing_are_listed_and_told() {
     let world = World::new();
     let line = "image none";
-    let parts = ["image none", "No such file"];
+    let parts = ["disk none", "No such file"];
     check(&world, line, &world.run(line), 1, &parts);
 
     let mut xfs = vec![0x11; 4096];

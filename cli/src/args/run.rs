@@ -17,6 +17,11 @@ use crate::expect::report::Destination;
 use crate::memory_size;
 use crate::registry::VmName;
 
+/// The default size of guest memory in bytes.
+const MEMORY: u64 = 256 << 20;
+/// The default size of guest memory in bytes for an image: distributions need more.
+const IMAGE_MEMORY: u64 = 1 << 30;
+
 /// The end of `run -h` and `run --help`.
 macro_rules! run_help {
     () => {
@@ -59,12 +64,18 @@ const RUN_HELP: &str = run_help!();
 #[command(after_help = RUN_HELP, after_long_help = concat!(run_help!(), "\n\n", expect_help!()))]
 pub struct Run {
     /// The kernel: a vmlinux (ELF) or a bzImage for x86-64
-    #[arg(long, value_name = "FILE", required_unless_present = "restore")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["restore", "image"])]
     pub kernel: Option<PathBuf>,
+    /// Boot this image of a disk, which is the guest's first: the kernel, the initramfs and the
+    /// command line are those that its boot loader would take. `exotrace image` shows them. The
+    /// options are those of --disk. With --kernel it is only a disk
+    #[arg(long, value_name = "FILE[,OPTION]...", value_parser = disk::parse)]
+    pub image: Option<DiskConfig>,
     /// The initial RAM file system
     #[arg(long, value_name = "FILE", conflicts_with = "restore")]
     pub initramfs: Option<PathBuf>,
-    /// The kernel's command line; words that the machine or the host need are added and shown
+    /// The kernel's command line, instead of the image's; words that the machine or the host need
+    /// are added and shown
     #[arg(
         long,
         value_name = "TEXT",
@@ -73,9 +84,18 @@ pub struct Run {
         conflicts_with = "restore"
     )]
     pub cmdline: String,
-    /// Guest memory: a number with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_size::parse, conflicts_with = "restore")]
-    pub memory: u64,
+    /// Add these words to the command line, behind the others
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        conflicts_with = "restore"
+    )]
+    pub append: String,
+    /// Guest memory: a number with K, M or G; 256M by default, 1G with --image
+    #[arg(long, value_name = "SIZE", value_parser = memory_size::parse, conflicts_with = "restore")]
+    pub memory: Option<u64>,
     /// Number of virtual CPUs
     #[arg(
         long,
@@ -254,6 +274,21 @@ pub enum Switch {
 }
 
 impl Run {
+    /// Returns the image that is booted, if the kernel is to come from one.
+    pub fn booted_image(&self) -> Option<&DiskConfig> {
+        let is_booted = self.kernel.is_none() && self.restore.is_none();
+        self.image.as_ref().filter(|_| is_booted)
+    }
+
+    /// Returns the size of guest memory in bytes.
+    pub fn memory(&self) -> u64 {
+        let default = match self.booted_image() {
+            Some(_) => IMAGE_MEMORY,
+            None => MEMORY,
+        };
+        self.memory.unwrap_or(default)
+    }
+
     /// Returns whether the run needs the guest's kernel.
     pub fn needs_kernel(&self) -> bool {
         !(self.trace.is_empty() && self.expect.is_empty())
@@ -299,7 +334,7 @@ mod tests {
         let Command::Run(run) = cli.command else {
             panic!("not run")
         };
-        assert_eq!((run.memory, run.cpus, run.trace.len()), (64 << 20, 2, 2));
+        assert_eq!((run.memory(), run.cpus, run.trace.len()), (64 << 20, 2, 2));
         assert_eq!(run.duration, Some(Duration::from_millis(500)));
         assert_eq!(
             (run.format, run.entry),

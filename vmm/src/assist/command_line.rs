@@ -1,9 +1,8 @@
 //! Words that a Linux kernel needs on its command line, and those that only an interpreting host
 //! needs.
 
-/// The words for every host, each with its reason: a machine without firmware and without a
-/// keyboard.
-pub const ALWAYS: [(&str, &str); 2] = [
+/// The words for a machine without ACPI, each with its reason: it has no firmware and no keyboard.
+pub const WITHOUT_ACPI: [(&str, &str); 2] = [
     (
         "reboot=k",
         "reset through the keyboard controller, which ends the run",
@@ -57,16 +56,26 @@ pub const INTERPRETED: [(&str, &str); 16] = [
     ),
 ];
 
+/// The properties of a machine and its host that decide on words.
+#[derive(Debug, Clone, Copy)]
+pub struct Needs {
+    /// Whether the machine has ACPI tables.
+    pub acpi: bool,
+    /// Whether the host interprets kernel mode.
+    pub interpreted: bool,
+}
+
 /// Returns the guest's command line, and the words that were added to `user`'s own.
 ///
 /// Those are the words of the machine and its host, and `devices`, which announce what the guest
 /// cannot find by itself. A word is not added if the user has set the same parameter, so that
 /// everything can be overridden.
-pub fn complete(user: &str, interpreted: bool, devices: &[String]) -> (String, Vec<String>) {
+pub fn complete(user: &str, needs: Needs, devices: &[String]) -> (String, Vec<String>) {
     let given: Vec<&str> = user.split_whitespace().map(parameter).collect();
-    let words = ALWAYS
+    let words = WITHOUT_ACPI
         .iter()
-        .chain(INTERPRETED.iter().filter(|_| interpreted))
+        .filter(|_| !needs.acpi)
+        .chain(INTERPRETED.iter().filter(|_| needs.interpreted))
         .map(|(word, _)| *word)
         .chain(devices.iter().map(String::as_str));
     let added: Vec<String> = words
@@ -94,16 +103,38 @@ fn parameter(word: &str) -> &str {
 mod tests {
     use super::*;
 
+    const NATIVE: Needs = Needs {
+        acpi: false,
+        interpreted: false,
+    };
+
+    #[test]
+    fn a_machine_with_acpi_on_a_native_host_adds_nothing() {
+        let needs = Needs {
+            acpi: true,
+            interpreted: false,
+        };
+        let (line, added) = complete(" root=/dev/vda1 ro ", needs, &[]);
+        assert_eq!((line.as_str(), added.len()), ("root=/dev/vda1 ro", 0));
+    }
+
     #[test]
     fn a_native_host_adds_only_what_the_machine_itself_needs() {
-        let (line, added) = complete("console=ttyS0 quiet", false, &[]);
+        let (line, added) = complete("console=ttyS0 quiet", NATIVE, &[]);
         assert_eq!(line, "reboot=k panic=-1 console=ttyS0 quiet");
         assert_eq!(added, ["reboot=k", "panic=-1"]);
     }
 
     #[test]
     fn what_the_user_gives_is_not_overridden() {
-        let (line, added) = complete("panic=5 mitigations=auto kaslr -- -x", true, &[]);
+        let (line, added) = complete(
+            "panic=5 mitigations=auto kaslr -- -x",
+            Needs {
+                interpreted: true,
+                ..NATIVE
+            },
+            &[],
+        );
         assert!(
             line.ends_with("panic=5 mitigations=auto kaslr -- -x"),
             "{line}"
@@ -119,9 +150,9 @@ mod tests {
     #[test]
     fn devices_are_announced_before_the_users_words_unless_the_user_announces_them() {
         let devices = ["bus.device=1".to_owned(), "bus.device=2".to_owned()];
-        let (line, _) = complete("-- -x", false, &devices);
+        let (line, _) = complete("-- -x", NATIVE, &devices);
         assert_eq!(line, "reboot=k panic=-1 bus.device=1 bus.device=2 -- -x");
-        let (line, added) = complete("bus.device=9", false, &devices);
+        let (line, added) = complete("bus.device=9", NATIVE, &devices);
         assert_eq!(line, "reboot=k panic=-1 bus.device=9");
         assert_eq!(added, ["reboot=k", "panic=-1"]);
     }

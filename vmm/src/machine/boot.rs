@@ -156,8 +156,11 @@ pub fn boot(
             Transport::Mmio => places.iter().map(|place| place.word()).collect(),
             Transport::Pci => Vec::new(),
         };
-        let interpreted = assist::needed(profile).command_line;
-        assist::command_line::complete(config.command_line, interpreted, &announced)
+        let needs = assist::command_line::Needs {
+            acpi: config.acpi.is_some(),
+            interpreted: assist::needed(profile).command_line,
+        };
+        assist::command_line::complete(config.command_line, needs, &announced)
     } else {
         (config.command_line.trim().to_string(), Vec::new())
     };

@@ -38,8 +38,8 @@ pub use end::RunEnd;
 pub use handle::{EndWatch, Handle};
 pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
-    ConsoleConfig, ConsolePorts, DiskConfig, ImageFormat, MAX_DEVICES, Overlay, Transport,
-    VirtioConfig, VirtioError, VirtioStats,
+    BlockBackend, ConsoleConfig, ConsolePorts, DiskConfig, ImageError, ImageFormat, MAX_DEVICES,
+    Overlay, Transport, VirtioConfig, VirtioError, VirtioStats,
 };
 
 use crate::boot::AcpiConfig;

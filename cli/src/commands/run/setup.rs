@@ -12,19 +12,24 @@ use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
 use crate::confinement::Confinement;
 use crate::embed::{check_in_use, read_initramfs};
-use crate::guest_kernel::GuestKernel;
+use crate::guest_image;
+use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::host::Host;
 use crate::memory_size::HumanSize;
 use crate::registry::Entry;
-use crate::report::{Failure, say};
+use crate::report::{Failure, printable, say};
 use crate::server::guest_ports;
 use crate::tail::Tail;
 use crate::vm::Vm;
+
+/// The word by which Linux prints to the serial port.
+const SERIAL_CONSOLE: &str = "console=ttyS0";
 
 /// The inputs, read before anything is made.
 pub struct Inputs {
     kernel: Option<(GuestKernel, KernelFile)>,
     initramfs: Option<Vec<u8>>,
+    command_line: String,
 }
 
 impl Inputs {
@@ -33,8 +38,35 @@ impl Inputs {
     /// # Errors
     /// If a file is invalid, or has no such function.
     pub fn read(args: &args::Run) -> Result<Self, Failure> {
-        let booted = args.kernel.as_deref().filter(|_| args.restore.is_none());
-        let kernel = booted.map(GuestKernel::open).transpose()?;
+        let mut initramfs = args.initramfs.as_deref().map(read_initramfs).transpose()?;
+        let mut command_line = args.cmdline.clone();
+        let kernel = match (&args.kernel, args.booted_image()) {
+            (_, Some(image)) => {
+                let files = guest_image::boot_files(image)?;
+                for line in files.chosen.to_string().lines() {
+                    say(format_args!(
+                        "{}: {}",
+                        image.path.display(),
+                        printable(line)
+                    ));
+                }
+                let path = files.chosen.entry.kernel.path;
+                initramfs = initramfs.or(files.initramfs);
+                if command_line.is_empty() {
+                    command_line = files.command_line;
+                }
+                Some(guest_image::kernel(image, files.kernel, &path)?)
+            }
+            (Some(path), None) if args.restore.is_none() => Some(GuestKernel::open(path)?),
+            _ => None,
+        };
+        let command_line = format!("{command_line} {}", args.append);
+        if args.booted_image().is_some() && !command_line.contains(SERIAL_CONSOLE) {
+            say(format_args!(
+                "the guest's messages do not come here: {SERIAL_CONSOLE} is not on its command line; \
+                 `--append {SERIAL_CONSOLE}` adds it"
+            ));
+        }
         if let Some((kernel, _)) = &kernel
             && !args.trace.is_empty()
         {
@@ -52,8 +84,11 @@ impl Inputs {
                 folder.display()
             )));
         }
-        let initramfs = args.initramfs.as_deref().map(read_initramfs).transpose()?;
-        Ok(Self { kernel, initramfs })
+        Ok(Self {
+            kernel,
+            initramfs,
+            command_line: command_line.trim().to_owned(),
+        })
     }
 }
 
@@ -99,7 +134,7 @@ pub fn make(
     }
     let Some((kernel, kernel_file)) = inputs.kernel else {
         return Err(Failure::Usage(
-            "nothing to run: give --kernel or --restore".into(),
+            "nothing to run: give --image, --kernel or --restore".into(),
         ));
     };
     let add_words = !args.no_words && kernel.is_linux();
@@ -108,11 +143,11 @@ pub fn make(
         &host.kvm,
         &host.profile,
         MachineConfig {
-            memory: args.memory,
+            memory: args.memory(),
             cpus: args.cpus,
             kernel: &kernel_file,
             initramfs: inputs.initramfs.as_deref(),
-            command_line: &args.cmdline,
+            command_line: &inputs.command_line,
             add_words,
             protocol: args.entry.map(Into::into),
             pit: !args.no_pit,
@@ -123,7 +158,7 @@ pub fn make(
     )?;
     say(format_args!(
         "{name}: {}, {} vCPU{}, {}",
-        HumanSize(args.memory),
+        HumanSize(args.memory()),
         args.cpus,
         if args.cpus == 1 { "" } else { "s" },
         kernel.reference.path.display()
@@ -148,7 +183,11 @@ fn disks(args: &args::Run) -> Vec<DiskConfig> {
         },
         _ => disk.clone(),
     };
-    args.disks.iter().map(with_overlay).collect()
+    args.image
+        .iter()
+        .chain(&args.disks)
+        .map(with_overlay)
+        .collect()
 }
 
 /// Returns the requested virtio devices, and the default ones of a guest that is informed of them
@@ -159,6 +198,27 @@ fn virtio(args: &args::Run, kernel: &GuestKernel, announced: bool) -> VirtioConf
         disks: disks(args),
         rng: args.rng.map_or(announced, |rng| rng == Switch::On),
         transport: args.bus.map_or_else(|| kernel.transport(), Into::into),
+    }
+}
+
+/// Returns the kernel of a snapshot from its file, or from the image that is named.
+fn saved_kernel(
+    args: &args::Run,
+    saved: &KernelReference,
+) -> Result<GuestKernel, GuestKernelError> {
+    let found = GuestKernel::of_snapshot(saved, args.kernel.as_deref());
+    let image = args.image.as_ref().filter(|_| args.kernel.is_none());
+    let (Err(_), Some(image)) = (&found, image) else {
+        return found;
+    };
+    let files = guest_image::boot_files(image).ok();
+    let kernel = files.and_then(|files| {
+        let path = files.chosen.entry.kernel.path;
+        guest_image::kernel(image, files.kernel, &path).ok()
+    });
+    match kernel {
+        Some((kernel, _)) if saved.is_same_kernel(&kernel.reference) => Ok(kernel),
+        _ => found,
     }
 }
 
@@ -176,7 +236,7 @@ fn snapshot_kernel(
             )),
         };
     };
-    match GuestKernel::of_snapshot(saved, args.kernel.as_deref()) {
+    match saved_kernel(args, saved) {
         Ok(kernel) => {
             // The functions, modules' included, are known once the guest's memory is there.
             if args.needs_kernel() {

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use devices::virtio::blk::{ImageError, ImageFormat, ImageOptions, Overlay};
+use devices::virtio::blk::{self, BlockBackend, ImageError, ImageFormat, ImageOptions, Overlay};
 use devices::virtio::console::{PortConfig, PortConfigError, Size};
 use devices::virtio::{PciStateError, TransportStateError};
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,18 @@ impl DiskConfig {
             read_only,
             ..Self::default()
         }
+    }
+
+    /// Opens the image for reading, apart from any machine. It is locked meanwhile.
+    ///
+    /// # Errors
+    /// If it cannot be opened, is damaged, or a machine writes to it.
+    pub fn open_read_only(&self) -> Result<Box<dyn BlockBackend>, ImageError> {
+        let options = ImageOptions {
+            read_only: true,
+            ..self.options()
+        };
+        blk::open(&self.path, &options)
     }
 
     /// Returns whether the guest's writes go to an overlay.

@@ -31,7 +31,7 @@ use devices::{Bus, SharedDevice};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use serde::{Deserialize, Serialize};
 
-pub use devices::virtio::blk::{ImageFormat, Overlay};
+pub use devices::virtio::blk::{BlockBackend, ImageError, ImageFormat, Overlay};
 
 pub use config::{ConsoleConfig, DiskConfig, Transport, VirtioConfig, VirtioError};
 pub(crate) use config::{DeviceConfig, places};
