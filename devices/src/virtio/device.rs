@@ -103,6 +103,11 @@ pub trait VirtioDevice: Send {
         None
     }
 
+    /// Checks whether the device waits until its backend has room. `poll` is called then.
+    fn wants_room(&self) -> bool {
+        false
+    }
+
     /// Handles the end of the driver: resets everything to the state before `activate`.
     fn reset(&mut self);
 

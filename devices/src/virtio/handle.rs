@@ -181,6 +181,14 @@ impl DeviceHandle {
         core.device.deadline().filter(|_| self.0.active())
     }
 
+    /// Checks whether [`DeviceHandle::poll`] is to be called when the backend has room again. To be
+    /// read after each call.
+    #[must_use]
+    pub fn wants_room(&self) -> bool {
+        let core = self.0.core();
+        core.device.wants_room() && self.0.active()
+    }
+
     /// Checks whether the driver is active, between DRIVER_OK and reset.
     #[must_use]
     pub fn active(&self) -> bool {

@@ -24,6 +24,7 @@ mod handle;
 mod mmio;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod mock;
+pub mod net;
 mod pci;
 mod queue;
 pub mod rng;

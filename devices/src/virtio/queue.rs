@@ -286,6 +286,24 @@ impl Queues {
                 .unwrap_or(false)
     }
 
+    /// Enables notifications from the first chain that the driver adds behind `seen`, a value of
+    /// [`Queues::taken`], when those before it are not enough and were put back. Returns whether
+    /// such came meanwhile.
+    #[must_use]
+    pub fn listen_behind(&mut self, index: u16, seen: u16) -> bool {
+        let next = self.taken(index);
+        self.set_next(index, seen);
+        let more = self.listen(index);
+        self.set_next(index, next);
+        more
+    }
+
+    fn set_next(&mut self, index: u16, next: u16) {
+        if let Some(slot) = self.slot_mut(index) {
+            slot.queue.set_next_avail(next);
+        }
+    }
+
     /// Disables notifications of the queue. The driver may send them all the same.
     pub fn ignore(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index))
