@@ -72,6 +72,7 @@ impl Images {
                 DiskConfig::new(self.empty(), false),
             ],
             rng: true,
+            net: None,
             transport: self.transport,
         }
     }

@@ -15,6 +15,7 @@ use crate::disk;
 use crate::expect::Expectation;
 use crate::expect::report::Destination;
 use crate::memory_size;
+use crate::net::Net;
 use crate::registry::VmName;
 
 /// The default size of guest memory in bytes.
@@ -128,6 +129,13 @@ pub struct Run {
     /// the guest continues
     #[arg(long, requires = "restore")]
     pub verify: bool,
+    /// Give the guest a network card. With user it is on the host's network, by the program passt
+    /// (Debian: apt install passt); host=2222:22 leads port 2222 of this host's 127.0.0.1 to the
+    /// guest's port 22, udp= likewise, and loopback lets the guest reach 127.0.0.1 as its gateway.
+    /// tap=NAME is a TAP interface, unix=SOCKET a socket with a length of 4 bytes before each
+    /// frame. All take mac=ADDRESS
+    #[arg(long, value_name = "off|user[,host=PORT:PORT]|tap=NAME|unix=SOCKET")]
+    pub net: Option<Net>,
     /// Give the guest the host's random numbers as /dev/hwrng. By default on for Linux, unless
     /// --no-words is given
     #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]
@@ -366,6 +374,8 @@ mod tests {
             "run --kernel k --user 1000:",
             "run --kernel k --user 4294967295",
             "run --kernel k --confine perhaps",
+            "run --kernel k --net on",
+            "run --kernel k --net user,host=22",
         ] {
             let words = ["exotrace"].into_iter().chain(words.split_whitespace());
             assert!(Cli::try_parse_from(words.clone()).is_err(), "{words:?}");

@@ -30,7 +30,7 @@ use libc::{
 pub enum Kind {
     /// A vCPU: executes the guest, and the actions of hits.
     Vcpu,
-    /// Serves the virtio devices: disks, console, random numbers.
+    /// Serves the virtio devices: disks, console, random numbers, network.
     Devices,
     /// Writes the guest's output.
     Writer,
@@ -159,7 +159,7 @@ const THREAD: u64 = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) 
 pub const EVERY_THREAD: &[Call] = &[
     call!(
         SYS_write,
-        "the log, events that wake other threads, and output"
+        "the log, events that wake other threads, output, and frames of the guest"
     ),
     call!(SYS_writev, "the same in pieces"),
     call!(SYS_close, "descriptors that are dropped"),
@@ -249,12 +249,15 @@ const VCPU: &[Call] = &[call!(
     "the guest's execution and registers; interrupts of devices that are reached by exits",
 )];
 
-/// The calls of the device thread, which reads and writes disk files already open.
+/// The calls of the device thread, which reads and writes disk files and connections already open.
 const DEVICES: &[Call] = &[
     call!(SYS_epoll_wait, "events of queues and backends"),
     call!(SYS_epoll_pwait, "the same"),
     call!(SYS_epoll_ctl, "the same"),
-    call!(SYS_read, "events that have woken this thread"),
+    call!(
+        SYS_read,
+        "events that have woken this thread, and frames for the guest"
+    ),
     call!(SYS_pread64, "disks"),
     call!(SYS_pwrite64, "disks"),
     call!(SYS_preadv, "disks in qcow2"),
@@ -267,6 +270,11 @@ const DEVICES: &[Call] = &[
         SYS_ioctl,
         &[ioctl(0xae61), ioctl(0xae67), ioctl(0xaea5)],
         "interrupts: of PCI devices (KVM_SIGNAL_MSI), and where events do not raise them (KVM_IRQ_LINE)",
+    ),
+    call!(
+        SYS_ioctl,
+        &[ioctl(libc::TUNSETOFFLOAD & 0xffff)],
+        "offloads of a TAP interface, as the guest's driver chooses them",
     ),
 ];
 

@@ -38,8 +38,9 @@ pub use end::RunEnd;
 pub use handle::{EndWatch, Handle};
 pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
-    BlockBackend, ConsoleConfig, ConsolePorts, DiskConfig, ImageError, ImageFormat, MAX_DEVICES,
-    Overlay, Transport, VirtioConfig, VirtioError, VirtioStats,
+    BlockBackend, ConsoleConfig, ConsolePorts, DiskConfig, ETHERNET_MTU, ImageError, ImageFormat,
+    MAX_DEVICES, NetConfig, NetConnection, Overlay, TapError, Transport, VirtioConfig, VirtioError,
+    VirtioStats,
 };
 
 use crate::boot::AcpiConfig;

@@ -41,7 +41,9 @@ pub use files::{FileRefusal, Files};
 pub use folder::{FolderError, NewFolder};
 pub use format::{FORMAT_VERSION, SnapshotDamage};
 pub use kernel::{KernelHash, KernelReference};
-pub use restore::{RestoreError, RestoredMachine, restore};
+pub use restore::{
+    RestoreError, RestoredMachine, RestoredNet, restore, restore_connected, saved_net,
+};
 pub use save::{SaveError, Saved, Stage, save, write};
 pub use verify::{CheckStats, Checks, DamagedPiece, PageMap, SavedMemory};
 

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::host::HostProfile;
 use crate::host::cpuid::host_name;
-use crate::machine::virtio::{DiskConfig, SavedDevice, Transport};
+use crate::machine::virtio::{DiskConfig, NetConfig, NetConnection, SavedDevice, Transport};
 use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch, new_vm};
 use crate::memory::{GuestRam, RamError};
 use crate::vm::NameCall;
@@ -126,7 +126,26 @@ pub struct RestoredMachine {
     pub memory: SavedMemory,
 }
 
-/// Restores a machine from the snapshot in `folder`, paused before its next instruction.
+/// The restorer's network for a machine that was saved with a card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestoredNet {
+    /// The connection.
+    pub connection: NetConnection,
+    /// The words by which it was chosen ([`NetConfig::chosen`]).
+    pub chosen: String,
+}
+
+/// Returns the network card of the machine in `folder`, if it has one.
+///
+/// # Errors
+/// If the snapshot is damaged or of another version.
+pub fn saved_net(folder: &Path) -> Result<Option<NetConfig>, RestoreError> {
+    let saved = read_state(&folder.join(STATE_FILE))?;
+    Ok(saved.virtio.iter().find_map(SavedDevice::net).cloned())
+}
+
+/// Restores a machine from the snapshot in `folder`, paused before its next instruction. The link
+/// of its network card is down.
 ///
 /// # Errors
 /// If the snapshot is damaged, or of another version, CPU or kind of host. Also if it has disks
@@ -138,8 +157,28 @@ pub fn restore(
     disks: &RestoredDisks,
     serial: ConsoleOutput,
 ) -> Result<RestoredMachine, RestoreError> {
+    restore_connected(kvm, profile, folder, disks, None, serial)
+}
+
+/// Restores a machine as [`restore`] does, with its network card connected to `net`.
+///
+/// # Errors
+/// As those of [`restore`]. Also if the guest uses what the connection does not carry.
+pub fn restore_connected(
+    kvm: &Kvm,
+    profile: &HostProfile,
+    folder: &Path,
+    disks: &RestoredDisks,
+    net: Option<&RestoredNet>,
+    serial: ConsoleOutput,
+) -> Result<RestoredMachine, RestoreError> {
     let mut saved = read_state(&folder.join(STATE_FILE))?;
     check_host(&saved, profile, folder)?;
+    if let Some(net) = net {
+        for device in &mut saved.virtio {
+            device.connect(&net.connection, &net.chosen);
+        }
+    }
     let disks = disks::permit(&mut saved.virtio, folder, disks);
     let disks = disks.map_err(|source| RestoreError::Disks {
         path: folder.to_path_buf(),

@@ -30,6 +30,7 @@ use crate::expect::counting::{self, Counted, Counting};
 use crate::host::{self, Host};
 use crate::output_file::Output;
 use crate::output_file::trace_output;
+use crate::passt::Passt;
 use crate::protocol::script::Counts as ScriptCounts;
 use crate::protocol::script::ScriptRequest;
 use crate::protocol::trace::Counts;
@@ -67,7 +68,8 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     }
     let confinement = Confinement::begin(args.confine)?;
     let script = script(&args)?;
-    let inputs = Inputs::read(&args)?;
+    let mut inputs = Inputs::read(&args)?;
+    let passt = inputs.network.passt.take();
     let host = Host::of(device)?;
     let entry = claim(args.name.clone())?;
     let mut files = Files::open(&args)?;
@@ -92,6 +94,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
         signals: &signals,
         script,
         expecting,
+        passt,
     };
     let result = plan.drive(vm, &mut files);
     if let (Err(failure), Some(expecting)) = (&result, &mut plan.expecting) {
@@ -152,6 +155,8 @@ struct Plan<'a> {
     script: Option<ScriptRequest>,
     /// The expectations.
     expecting: Option<Expecting>,
+    /// The program that the guest's network goes through.
+    passt: Option<Passt>,
 }
 
 /// The probes armed once the guest's kernel is known.
@@ -220,6 +225,7 @@ impl Plan<'_> {
         if console.is_some() && io::stdin().is_terminal() {
             say("the terminal is the guest's serial port; Ctrl-a x leaves");
         }
+        let passt = self.passt.take().map(Passt::watch).transpose()?;
         vm.machine.start();
         let vm = Arc::new(vm);
         vm.stop_on(self.signals);
@@ -239,7 +245,7 @@ impl Plan<'_> {
         let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
         let result = self.watch(&vm, armed, files);
         // The ports after the device: its readers ask there for the reason.
-        drop((console, guest_ports, device, ports, server));
+        drop((console, guest_ports, device, ports, server, passt));
         if let Some(backlog) = vm.machine.backlog() {
             // The output itself warns of unread bytes.
             ending::wait(|limit| backlog.settle(limit), || backlog.taken());

@@ -16,6 +16,7 @@ use crate::guest_image;
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::host::Host;
 use crate::memory_size::HumanSize;
+use crate::network::Network;
 use crate::registry::Entry;
 use crate::report::{Failure, printable, say};
 use crate::server::guest_ports;
@@ -30,13 +31,15 @@ pub struct Inputs {
     kernel: Option<(GuestKernel, KernelFile)>,
     initramfs: Option<Vec<u8>>,
     command_line: String,
+    /// The guest's network.
+    pub network: Network,
 }
 
 impl Inputs {
-    /// Reads the files in `args`, and checks the traced functions.
+    /// Reads the files in `args`, checks the traced functions, and connects the network.
     ///
     /// # Errors
-    /// If a file is invalid, or has no such function.
+    /// If a file is invalid, or has no such function, or the network cannot be connected.
     pub fn read(args: &args::Run) -> Result<Self, Failure> {
         let mut initramfs = args.initramfs.as_deref().map(read_initramfs).transpose()?;
         let mut command_line = args.cmdline.clone();
@@ -84,10 +87,12 @@ impl Inputs {
                 folder.display()
             )));
         }
+        let network = Network::open(args.net.as_ref(), args.restore.as_deref())?;
         Ok(Self {
             kernel,
             initramfs,
             command_line: command_line.trim().to_owned(),
+            network,
         })
     }
 }
@@ -114,7 +119,9 @@ pub fn make(
             true => RestoredDisks::AsSaved,
             false => RestoredDisks::Named(disks(args)),
         };
-        let restored = vmm::snapshot::restore(&host.kvm, &host.profile, folder, &disks, serial)?;
+        let (kvm, profile) = (&host.kvm, &host.profile);
+        let net = inputs.network.restored.as_ref();
+        let restored = vmm::snapshot::restore_connected(kvm, profile, folder, &disks, net, serial)?;
         for disk in &restored.disks {
             say(format_args!("{name}: disk {disk}"));
         }
@@ -138,7 +145,10 @@ pub fn make(
         ));
     };
     let add_words = !args.no_words && kernel.is_linux();
-    let virtio = virtio(args, &kernel, add_words);
+    let virtio = VirtioConfig {
+        net: inputs.network.card,
+        ..virtio(args, &kernel, add_words)
+    };
     let booted = vmm::machine::boot(
         &host.kvm,
         &host.profile,
@@ -190,13 +200,14 @@ fn disks(args: &args::Run) -> Vec<DiskConfig> {
         .collect()
 }
 
-/// Returns the requested virtio devices, and the default ones of a guest that is informed of them
-/// (`announced`).
+/// Returns the requested virtio devices but the network card, and the default ones of a guest that
+/// is informed of them (`announced`).
 fn virtio(args: &args::Run, kernel: &GuestKernel, announced: bool) -> VirtioConfig {
     VirtioConfig {
         console: guest_ports::config(args.guest_ports),
         disks: disks(args),
         rng: args.rng.map_or(announced, |rng| rng == Switch::On),
+        net: None,
         transport: args.bus.map_or_else(|| kernel.transport(), Into::into),
     }
 }

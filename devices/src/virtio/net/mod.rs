@@ -98,6 +98,8 @@ pub struct Net {
     abilities: Abilities,
     /// The negotiated features.
     features: u64,
+    /// True if the backend has yet to be told of the driver's offloads.
+    offloads_due: bool,
     link: Link,
     /// The time at which the link of a restored device comes up. `None` before the first call.
     up_at: Option<Instant>,
@@ -131,6 +133,7 @@ impl Net {
             options,
             abilities: abilities.unwrap_or_default(),
             features: 0,
+            offloads_due: false,
             link: Link {
                 up: backend.is_some(),
                 announce: false,
@@ -181,27 +184,32 @@ impl Net {
         queues.config_changed();
     }
 
-    /// Passes the driver's offloads to the backend.
-    fn set_offloads(&mut self) -> io::Result<()> {
+    /// Takes on the driver's features.
+    fn begin(&mut self, features: u64) {
+        self.features = features;
+        self.offloads_due = self.abilities.offloads;
+    }
+
+    /// Passes the driver's offloads to the backend, on the thread that serves the device.
+    fn set_offloads(&mut self, queues: &mut Queues) {
+        if !std::mem::take(&mut self.offloads_due) {
+            return;
+        }
         let offloads = GuestOffloads {
             checksum: self.has(FEATURE_GUEST_CHECKSUM),
             tcp4: self.has(FEATURE_GUEST_TSO4),
             tcp6: self.has(FEATURE_GUEST_TSO6),
         };
-        match &mut self.backend {
-            Some(backend) if self.abilities.offloads => backend.set_offloads(offloads),
-            _ => Ok(()),
+        let backend = self.backend.as_mut();
+        if let Some(Err(error)) = backend.map(|backend| backend.set_offloads(offloads)) {
+            self.end(&error, queues);
         }
     }
 
-    /// Takes on the driver's features.
-    fn begin(&mut self, features: u64) {
-        self.features = features;
-        if let Err(error) = self.set_offloads() {
-            log::warn!("the network: offloads: {error}; the guest's link is down");
-            self.backend = None;
-            self.link = Link::default();
-        }
+    /// Does what is due before anything else in a call.
+    fn prepare(&mut self, now: Instant, queues: &mut Queues) {
+        self.set_offloads(queues);
+        self.bounce(now, queues);
     }
 
     /// Brings the link of a restored device up when it is time. Shows the driver each change.
@@ -303,7 +311,7 @@ impl VirtioDevice for Net {
     }
 
     fn process(&mut self, queue: u16, now: Instant, queues: &mut Queues) -> Progress {
-        self.bounce(now, queues);
+        self.prepare(now, queues);
         match queue {
             RECEIVE => self.receive(queues),
             TRANSMIT => self.transmit(queues),
@@ -313,7 +321,7 @@ impl VirtioDevice for Net {
     }
 
     fn poll(&mut self, now: Instant, queues: &mut Queues) -> Progress {
-        self.bounce(now, queues);
+        self.prepare(now, queues);
         let sent = match self.stuck {
             true => self.transmit(queues),
             false => Progress::Idle,
@@ -334,6 +342,7 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         self.features = 0;
+        self.offloads_due = false;
         self.waiting_length = None;
         self.stuck = false;
         self.restored = false;

@@ -10,6 +10,8 @@ use devices::virtio::{PciStateError, TransportStateError};
 use serde::{Deserialize, Serialize};
 
 use super::layout::{MAX_DEVICES, MmioSlot};
+use super::net::NetConfig;
+use super::tap::TapError;
 use crate::vm::KvmError;
 
 /// The way in which a guest finds its virtio devices.
@@ -34,6 +36,8 @@ pub struct VirtioConfig {
     pub disks: Vec<DiskConfig>,
     /// Whether there is a source of random bytes, those of the host.
     pub rng: bool,
+    /// The network card, if any.
+    pub net: Option<NetConfig>,
     /// The way in which the guest finds them.
     pub transport: Transport,
 }
@@ -159,6 +163,7 @@ pub(crate) enum DeviceConfig {
     Console(ConsoleConfig),
     Disk(DiskConfig),
     Rng,
+    Net(NetConfig),
 }
 
 impl VirtioConfig {
@@ -167,7 +172,8 @@ impl VirtioConfig {
         let console = self.console.iter().cloned().map(DeviceConfig::Console);
         let disks = self.disks.iter().cloned().map(DeviceConfig::Disk);
         let rng = self.rng.then_some(DeviceConfig::Rng);
-        console.chain(disks).chain(rng).collect()
+        let net = self.net.iter().cloned().map(DeviceConfig::Net);
+        console.chain(disks).chain(rng).chain(net).collect()
     }
 }
 
@@ -196,6 +202,15 @@ pub enum VirtioError {
     /// A console's ports are not valid.
     #[error("virtio-console: {0}")]
     Port(#[from] PortConfigError),
+    /// A network card's connection is of another kind than the guest expects.
+    #[error(
+        "the network: the guest sends TCP segments larger than the MTU, as a TAP interface takes them, and this connection does not: \
+         restore with --net tap=NAME"
+    )]
+    Segmentation,
+    /// A TAP interface is not usable.
+    #[error(transparent)]
+    Tap(#[from] TapError),
     /// KVM refuses a call.
     #[error(transparent)]
     Kvm(#[from] KvmError),

@@ -13,15 +13,19 @@
 mod config;
 mod interrupt;
 mod layout;
+mod net;
 mod ports;
+mod tap;
 mod worker;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use devices::pci::SharedFunction;
 use devices::virtio::blk::{self, Block, BlockOptions};
+use devices::virtio::net::{Net, NetOptions};
 use devices::virtio::rng::{HostEntropy, Rng};
 use devices::virtio::{
     DeviceHandle, MMIO_LENGTH, MmioTransport, PCI_MEMORY_LENGTH, PCI_NOTIFY, PCI_NOTIFY_STEP,
@@ -36,7 +40,9 @@ pub use devices::virtio::blk::{BlockBackend, ImageError, ImageFormat, Overlay};
 pub use config::{ConsoleConfig, DiskConfig, Transport, VirtioConfig, VirtioError};
 pub(crate) use config::{DeviceConfig, places};
 pub use layout::MAX_DEVICES;
+pub use net::{ETHERNET_MTU, NetConfig, NetConnection};
 pub use ports::ConsolePorts;
+pub use tap::TapError;
 pub(crate) use worker::Worker;
 
 use super::MachineError;
@@ -122,6 +128,8 @@ struct Made {
     length: Option<u64>,
     ports: Option<ConsolePorts>,
     far_end: Arc<BackendEvent>,
+    /// The descriptor of a backend that has one.
+    backend: Option<Arc<OwnedFd>>,
 }
 
 impl Made {
@@ -132,6 +140,7 @@ impl Made {
             length,
             ports,
             far_end: far_end.clone(),
+            backend: None,
         };
         Ok(match config {
             DeviceConfig::Disk(disk) => {
@@ -149,6 +158,22 @@ impl Made {
                 let waker = far_end.clone();
                 let (console, ports) = ConsolePorts::new(console, move || waker.raise())?;
                 made(Box::new(console), None, Some(ports))
+            }
+            DeviceConfig::Net(net) => {
+                let connection = net.connection.as_ref();
+                if net.segmentation && connection.is_some_and(|connection| !connection.segments()) {
+                    return Err(VirtioError::Segmentation);
+                }
+                let options = NetOptions {
+                    mac: net.mac,
+                    mtu: net.mtu,
+                    segmentation: net.segmentation,
+                };
+                let card = Net::new(connection.and_then(NetConnection::take), options);
+                Self {
+                    backend: connection.map(NetConnection::descriptor),
+                    ..made(Box::new(card), None, None)
+                }
             }
         })
     }
@@ -220,7 +245,7 @@ impl Devices {
     pub(crate) fn overlay_count(&self) -> usize {
         let has_overlay = |device: &&Device| match &device.identity.config {
             DeviceConfig::Disk(disk) => disk.has_overlay(),
-            DeviceConfig::Console(_) | DeviceConfig::Rng => false,
+            DeviceConfig::Console(_) | DeviceConfig::Rng | DeviceConfig::Net(_) => false,
         };
         self.0.iter().filter(has_overlay).count()
     }
@@ -293,7 +318,7 @@ impl SavedDevice {
     pub(crate) fn disk(&self) -> Option<&DiskConfig> {
         match &self.identity.config {
             DeviceConfig::Disk(disk) => Some(disk),
-            DeviceConfig::Console(_) | DeviceConfig::Rng => None,
+            DeviceConfig::Console(_) | DeviceConfig::Rng | DeviceConfig::Net(_) => None,
         }
     }
 
@@ -301,7 +326,25 @@ impl SavedDevice {
     pub(crate) fn disk_mut(&mut self) -> Option<&mut DiskConfig> {
         match &mut self.identity.config {
             DeviceConfig::Disk(disk) => Some(disk),
-            DeviceConfig::Console(_) | DeviceConfig::Rng => None,
+            DeviceConfig::Console(_) | DeviceConfig::Rng | DeviceConfig::Net(_) => None,
+        }
+    }
+}
+
+impl SavedDevice {
+    /// Returns the network card, if the device is one.
+    pub(crate) fn net(&self) -> Option<&NetConfig> {
+        match &self.identity.config {
+            DeviceConfig::Net(net) => Some(net),
+            _ => None,
+        }
+    }
+
+    /// Connects the network card, if the device is one.
+    pub(crate) fn connect(&mut self, connection: &NetConnection, chosen: &str) {
+        if let DeviceConfig::Net(net) = &mut self.identity.config {
+            net.connection = Some(connection.clone());
+            chosen.clone_into(&mut net.chosen);
         }
     }
 }
@@ -319,8 +362,10 @@ impl Device {
             length,
             ports,
             far_end,
+            backend,
         } = Made::new(config, index)?;
-        let events = Arc::new(DeviceEvents::new(model.queue_sizes().len(), far_end)?);
+        let queues = model.queue_sizes().len();
+        let events = Arc::new(DeviceEvents::new(queues, far_end, backend)?);
         let address = match transport {
             Transport::Mmio => place.address,
             Transport::Pci => pci_memory(host.pci_window, index)

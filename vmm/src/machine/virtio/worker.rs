@@ -1,13 +1,13 @@
 //! The thread that serves all virtio devices of a machine.
 //!
 //! It waits for events and for the devices' deadlines. An event is a notified queue, a backend's
-//! request, or the end of the machine.
+//! request, a backend's descriptor that is readable or writable, or the end of the machine.
 //!
 //! Each call of a device is bounded, and a device with more to do waits until the others have had
 //! their turn. The machine can be paused between calls. During a call, a pause waits for its end.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
@@ -42,14 +42,22 @@ impl BackendEvent {
 pub(super) struct DeviceEvents {
     queues: Vec<EventFd>,
     far_end: Arc<BackendEvent>,
+    /// The descriptor of a backend that has one: readable when the backend has something, writable
+    /// when it has room.
+    backend: Option<Arc<OwnedFd>>,
 }
 
 impl DeviceEvents {
-    pub(super) fn new(queues: usize, far_end: Arc<BackendEvent>) -> io::Result<Self> {
+    pub(super) fn new(
+        queues: usize,
+        far_end: Arc<BackendEvent>,
+        backend: Option<Arc<OwnedFd>>,
+    ) -> io::Result<Self> {
         let event = |_| EventFd::new(EFD_NONBLOCK);
         Ok(Self {
             queues: (0..queues).map(event).collect::<Result<_, _>>()?,
             far_end,
+            backend,
         })
     }
 
@@ -169,11 +177,14 @@ fn serve(
     let mut wait = 0;
     loop {
         manager.run_with_timeout(wait)?;
-        let server = manager.subscriber_mut(server)?;
-        if server.stopped || !server.work() {
+        let subscriber = manager.subscriber_mut(server)?;
+        if subscriber.stopped || !subscriber.work() {
             return Ok(());
         }
-        wait = server.wait();
+        wait = subscriber.wait();
+        for wanted in subscriber.changed_wants() {
+            manager.event_ops(server)?.modify(wanted)?;
+        }
     }
 }
 
@@ -183,6 +194,7 @@ enum Source {
     Stop,
     Queue { device: usize, queue: u16 },
     FarEnd { device: usize },
+    Backend { device: usize },
 }
 
 /// A device and its pending work.
@@ -191,6 +203,10 @@ struct Turn {
     queues: Vec<bool>,
     far_end: bool,
     deadline: Option<Instant>,
+    /// Whether an event is wanted when the backend has room.
+    wants_room: bool,
+    /// Whether that is what the event manager knows.
+    known_wants_room: bool,
 }
 
 struct Server {
@@ -211,6 +227,8 @@ impl Server {
             queues: vec![false; device.events.queues.len()],
             far_end: false,
             deadline: None,
+            wants_room: false,
+            known_wants_room: false,
             device,
         };
         Self {
@@ -231,6 +249,7 @@ impl Server {
                 events.queues.get(usize::from(queue))
             }
             Source::FarEnd { device } => Some(&self.turns.get(device)?.device.events.far_end.0),
+            Source::Backend { .. } => None,
         }
     }
 
@@ -242,6 +261,21 @@ impl Server {
             }
         }
         true
+    }
+
+    /// Returns the events of backends that are wanted differently now.
+    fn changed_wants(&mut self) -> Vec<Events> {
+        let mut changed = Vec::new();
+        for (data, source) in (0..).zip(&self.sources) {
+            if let Source::Backend { device } = *source
+                && let Some(turn) = self.turns.get_mut(device)
+                && turn.wants_room != turn.known_wants_room
+            {
+                turn.known_wants_room = turn.wants_room;
+                changed.extend(turn.backend_events(data));
+            }
+        }
+        changed
     }
 
     /// Returns the milliseconds until there is work without an event. -1 means never.
@@ -264,6 +298,19 @@ impl Turn {
         self.far_end || self.queues.contains(&true)
     }
 
+    /// Returns the wanted events of the backend's descriptor, if there is one.
+    ///
+    /// Each is told once, when it begins to hold. A device reads until there is no more. While its
+    /// guest has no room, frames that wait in the descriptor do not keep this thread awake.
+    fn backend_events(&self, data: u32) -> Option<Events> {
+        let descriptor = self.device.events.backend.as_ref()?;
+        let mut wanted = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        if self.known_wants_room {
+            wanted |= EventSet::OUT;
+        }
+        Some(Events::with_data_raw(descriptor.as_raw_fd(), data, wanted))
+    }
+
     fn take(&mut self, control: &Control) -> bool {
         let handle = &self.device.handle;
         for (queue, due) in (0..).zip(&mut self.queues) {
@@ -283,6 +330,7 @@ impl Turn {
             self.far_end = handle.poll(now) == Progress::More;
             self.deadline = handle.deadline();
         }
+        self.wants_room = self.device.events.backend.is_some() && handle.wants_room();
         true
     }
 }
@@ -306,7 +354,7 @@ impl MutEventSubscriber for Server {
                     *due = true;
                 }
             }
-            Source::FarEnd { device } => {
+            Source::FarEnd { device } | Source::Backend { device } => {
                 if let Some(turn) = self.turns.get_mut(device) {
                     turn.far_end = true;
                 }
@@ -318,14 +366,23 @@ impl MutEventSubscriber for Server {
         let mut sources = vec![Source::Stop];
         for (device, turn) in self.turns.iter().enumerate() {
             sources.push(Source::FarEnd { device });
+            sources.push(Source::Backend { device });
             let queues = (0..).zip(&turn.queues);
             sources.extend(queues.map(|(queue, _)| Source::Queue { device, queue }));
         }
         for (data, source) in (0..).zip(&sources) {
-            let Some(event) = self.event(*source) else {
+            let wanted = match *source {
+                Source::Backend { device } => {
+                    let turn = self.turns.get(device);
+                    turn.and_then(|turn| turn.backend_events(data))
+                }
+                source => self
+                    .event(source)
+                    .map(|event| Events::with_data_raw(event.as_raw_fd(), data, EventSet::IN)),
+            };
+            let Some(wanted) = wanted else {
                 continue;
             };
-            let wanted = Events::with_data_raw(event.as_raw_fd(), data, EventSet::IN);
             if let Err(error) = ops.add(wanted) {
                 self.failed = Some(error);
                 return;
