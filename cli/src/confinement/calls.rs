@@ -159,7 +159,7 @@ const THREAD: u64 = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) 
 pub const EVERY_THREAD: &[Call] = &[
     call!(
         SYS_write,
-        "the log, events that wake other threads, output, and frames of the guest"
+        "the log, events that wake other threads, output, and frames for a TAP interface"
     ),
     call!(SYS_writev, "the same in pieces"),
     call!(SYS_close, "descriptors that are dropped"),
@@ -258,6 +258,7 @@ const DEVICES: &[Call] = &[
         SYS_read,
         "events that have woken this thread, and frames for the guest"
     ),
+    call!(SYS_sendmsg, "frames of the guest for a socket"),
     call!(SYS_pread64, "disks"),
     call!(SYS_pwrite64, "disks"),
     call!(SYS_preadv, "disks in qcow2"),

@@ -1,21 +1,24 @@
-//! A driver of a disk, of random numbers or of a console. It accesses registers and configuration
-//! space by any offset and width, and has invalid rings. Its device is saved, damaged and restored.
+//! A driver of a disk, of random numbers, of a console or of a network card. It accesses registers
+//! and configuration space by any offset and width, and has invalid rings. Its device is saved,
+//! damaged and restored. The card's socket has a peer that sends what it likes, and reads or not.
 //!
 //! The input is a list of moves: a byte for the kind, then its operands. Its first byte selects the
 //! device. Failures are a panic, a device that never comes to rest and a disk access out of range.
 //! So is a device that no proper driver can use afterwards.
 #![no_main]
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::ops::Range;
-use std::sync::Arc;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use devices::BusDevice;
 use devices::virtio::blk::{Block, BlockBackend, BlockOptions};
 use devices::virtio::console::{Console, ConsoleConfig, EndOfFile, NullBackend, PortConfig, Size};
-use devices::virtio::mock::{Descriptor, Driver, RING_AREA, RINGS, status};
+use devices::virtio::mock::{Descriptor, Driver, RING_AREA, RINGS, Ring, status};
+use devices::virtio::net::{HEADER, Net, NetOptions, RECEIVE, StreamBackend, TRANSMIT};
 use devices::virtio::rng::Rng;
 use devices::virtio::{FEATURE_VERSION_1, MMIO_LENGTH, VirtioDevice};
 use hostile::Input;
@@ -91,12 +94,15 @@ enum Kind {
     Disk { read_only: bool },
     Random,
     Console,
+    Network,
 }
 
 /// A maker of devices of one kind, in sequence.
 struct Maker {
     kind: Kind,
     fails: Arc<AtomicBool>,
+    /// The far end of the last network card's socket.
+    peer: Mutex<Option<UnixStream>>,
 }
 
 impl Maker {
@@ -128,6 +134,18 @@ impl Maker {
                     },
                 };
                 Box::new(Console::new(config, || {}).expect("a proper configuration"))
+            }
+            Kind::Network => {
+                let (near, far) = UnixStream::pair().expect("sockets");
+                far.set_nonblocking(true).expect("a socket");
+                *self.peer.lock().expect("the peer") = Some(far);
+                let backend = StreamBackend::new(near, true).expect("a backend");
+                let options = NetOptions {
+                    mac: [2, 0, 0, 0, 0, 1],
+                    mtu: 1500,
+                    segmentation: self.fails.load(Ordering::Relaxed),
+                };
+                Box::new(Net::new(Some(Box::new(backend)), options))
             }
         }
     }
@@ -187,6 +205,44 @@ fn request(driver: &mut Driver, input: &mut Input) {
         driver.add(0, readable, &writable);
     }
     driver.notify(0);
+}
+
+/// Sends a packet of the guest's, or adds a buffer for one.
+fn packet(driver: &mut Driver, input: &mut Input) {
+    let header: [u8; HEADER] = input.bytes();
+    let frame = vec![0x22; usize::from(input.short())];
+    driver.indirect = input.byte() & 1 != 0;
+    let receives = input.byte() & 1 != 0;
+    let queue = if receives { RECEIVE } else { TRANSMIT };
+    let free = driver.rings.get(usize::from(queue)).map_or(0, Ring::room);
+    if free >= 2 {
+        match receives {
+            true => driver.add(queue, &[], &[1 + frame.len() as u32]),
+            false if frame.is_empty() => driver.add(queue, &[&header], &[]),
+            false => driver.add(queue, &[&header, &frame], &[]),
+        };
+    }
+    driver.notify(queue);
+}
+
+/// Lets the far end of a network card's socket do something.
+fn peer(maker: &Maker, input: &mut Input) {
+    let mut peer = maker.peer.lock().expect("the peer");
+    let Some(socket) = &mut *peer else {
+        return;
+    };
+    let what = input.byte();
+    // A full socket takes less.
+    match what % 8 {
+        0 => *peer = None,
+        1 => drop(socket.write(&input.bytes::<8>())),
+        2..5 => drop(socket.read(&mut vec![0; 100_000])),
+        _ => {
+            let frame = vec![0x33; 14 + usize::from(input.short() % 4096)];
+            let length = (frame.len() as u32).to_be_bytes();
+            drop(socket.write(&[&length[..], &frame].concat()));
+        }
+    }
 }
 
 /// Saves the device, and continues with one that restores its state with some bytes damaged.
@@ -261,6 +317,8 @@ fn make_move(driver: &mut Driver, maker: &Maker, input: &mut Input) {
             let bytes: [u8; 8] = input.bytes();
             let _ = memory.write_slice(&bytes, GuestAddress(at));
         }
+        8 if maker.kind == Kind::Network => peer(maker, input),
+        9 | 10 if maker.kind == Kind::Network => packet(driver, input),
         8..=10 => request(driver, input),
         11 => set_up(driver, input),
         12 => replace(driver, maker, input),
@@ -273,7 +331,8 @@ fn make_move(driver: &mut Driver, maker: &Maker, input: &mut Input) {
 }
 
 /// Checks that a proper driver can still use the device.
-fn check(driver: &mut Driver, kind: Kind) {
+fn check(driver: &mut Driver, maker: &Maker) {
+    let kind = maker.kind;
     let features = driver.offered();
     driver.indirect = false;
     driver.probe(features, usize::from(driver.handle.queues()));
@@ -287,6 +346,21 @@ fn check(driver: &mut Driver, kind: Kind) {
             driver.add(0, &[], &[SECTOR as u32 + 1]);
         }
         Kind::Console => return,
+        Kind::Network => {
+            // A frame comes back, whether or not there is still somebody to take it.
+            driver.add(TRANSMIT, &[&[0; HEADER], &[0; 60]], &[]);
+            driver.kick(TRANSMIT);
+            driver.run();
+            while driver.handle.wants_room() {
+                let mut peer = maker.peer.lock().expect("the peer");
+                let room = peer.as_mut().map(|peer| peer.read(&mut vec![0; 100_000]));
+                assert!(room.is_some_and(|read| read.is_ok()), "waits for nobody");
+                drop(peer);
+                driver.poll();
+            }
+            assert_eq!(driver.used(TRANSMIT).len(), 1);
+            return;
+        }
     }
     driver.kick(0);
     driver.run();
@@ -300,16 +374,20 @@ fn check(driver: &mut Driver, kind: Kind) {
 
 fuzz_target!(|bytes: &[u8]| {
     let mut input = Input(bytes);
-    let kind = match input.byte() % 4 {
-        0 => Kind::Disk { read_only: false },
-        1 => Kind::Disk { read_only: true },
-        2 => Kind::Random,
-        _ => Kind::Console,
+    let kind = match input.byte() {
+        0xf0.. => Kind::Network,
+        other => match other % 4 {
+            0 => Kind::Disk { read_only: false },
+            1 => Kind::Disk { read_only: true },
+            2 => Kind::Random,
+            _ => Kind::Console,
+        },
     };
     let fails = Arc::new(AtomicBool::new(true));
     let maker = Maker {
         kind,
         fails: fails.clone(),
+        peer: Mutex::new(None),
     };
     let mut driver = Driver::new(maker.device());
     for _ in 0..MOST {
@@ -319,5 +397,5 @@ fuzz_target!(|bytes: &[u8]| {
         make_move(&mut driver, &maker, &mut input);
     }
     fails.store(false, Ordering::Relaxed);
-    check(&mut driver, kind);
+    check(&mut driver, &maker);
 });

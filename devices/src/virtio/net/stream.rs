@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::backend::{Abilities, HEADER, NetBackend, SHORTEST_FRAME};
 
@@ -45,6 +46,14 @@ impl StreamBackend {
             inbox: vec![0; INBOX].into(),
             held: 0..0,
             outbox: Vec::new(),
+        })
+    }
+
+    /// Writes what the socket takes. A peer that has gone is an error, and no signal.
+    fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        uninterrupted(|| {
+            let mut none = SendAncillaryBuffer::default();
+            sendmsg(&self.socket, parts, &mut none, SendFlags::NOSIGNAL)
         })
     }
 
@@ -117,7 +126,7 @@ impl NetBackend for StreamBackend {
         };
         let length = length.to_be_bytes();
         let parts = [IoSlice::new(&length), IoSlice::new(frame)];
-        let sent = uninterrupted(|| rustix::io::writev(&self.socket, &parts))?;
+        let sent = self.write(&parts)?;
         let left = length.iter().chain(frame).skip(sent);
         self.outbox.extend(left);
         Ok(())
@@ -125,7 +134,7 @@ impl NetBackend for StreamBackend {
 
     fn flush(&mut self) -> io::Result<()> {
         while !self.outbox.is_empty() {
-            let sent = uninterrupted(|| rustix::io::write(&self.socket, &self.outbox))?;
+            let sent = self.write(&[IoSlice::new(&self.outbox)])?;
             if sent == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
