@@ -19,7 +19,7 @@ introspect saved_image 5000
 introspect xarray 20000
 probes port_streams 20000
 probes script 30000
-devices disk_image 20000
+devices disk_image 3000
 devices image_boot 20000
 devices mmio 10000
 devices ports 50000
