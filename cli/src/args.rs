@@ -62,7 +62,7 @@ pub enum Command {
     /// Save a running machine to a folder
     Snapshot(Snapshot),
     /// End a running machine, after removing all traps
-    Stop(VmSelector),
+    Stop(Stop),
     /// Show a running machine's counters
     Stat(Stat),
     /// List the machines that run
@@ -182,6 +182,21 @@ pub struct Image {
     /// The image: a file, raw or qcow2, or a block device; options as for `run --disk`
     #[arg(value_name = "FILE[,OPTION]...", value_parser = crate::disk::parse)]
     pub file: DiskConfig,
+}
+
+/// Options of `stop`.
+#[derive(Debug, Args)]
+pub struct Stop {
+    /// The machine
+    #[command(flatten)]
+    pub which: VmSelector,
+    /// Press the guest's power button, and wait until the guest has shut down. It needs a kernel
+    /// with ACPI and a program that reacts, such as systemd
+    #[arg(long)]
+    pub gracefully: bool,
+    /// The longest time that --gracefully waits
+    #[arg(long, value_name = "SECONDS", default_value = "90", value_parser = parse_seconds, requires = "gracefully")]
+    pub within: Duration,
 }
 
 /// Options of `snapshot`.

@@ -272,6 +272,11 @@ fn a_running_machine_answers_and_stops() {
         other.status == 1 && other.stderr.contains("these do: web"),
         "{other:?}"
     );
+    let gracefully = world.run("stop --gracefully");
+    assert!(
+        gracefully.status == 1 && gracefully.stderr.contains("has no power button"),
+        "{gracefully:?}"
+    );
     assert_eq!(world.run("stop").status, 0);
     let ended = machine.finish();
     assert_eq!(ended.status, 0, "{ended:?}");

@@ -62,13 +62,22 @@ fn an_image_boots_by_its_boot_loaders_configuration() {
     machine.wait_until("answer", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("done=42")
     });
-    machine.type_line("reboot -f");
+    // A program that reacts to the power button.
+    machine.type_line(
+        "exec 3< /dev/input/event0; echo armed=$((5*5)); dd bs=24 count=1 <&3 > /dev/null 2>&1 && busybox poweroff -f",
+    );
+    machine.wait_until("answer", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("armed=25")
+    });
+    let stopped = world.run(words("stop --gracefully"), COMMAND_LIMIT);
+    assert_eq!(stopped.status, 0, "{stopped:?}");
     let ended = machine.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 0, "{ended:?}");
     for chosen in [
         "entry of GRUB \"Traced\"",
         "kernel /boot/vmlinuz",
         "1 GiB, 1 vCPU",
+        "guest powered off",
     ] {
         assert!(ended.stderr.contains(chosen), "{chosen}: {ended:?}");
     }

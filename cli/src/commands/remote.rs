@@ -134,8 +134,11 @@ pub(super) fn absolute(what: &str, folder: PathBuf) -> Result<PathBuf, Failure> 
 }
 
 /// Runs `exotrace stop` and returns when the machine has ended.
-pub fn stop(which: args::VmSelector) -> Result<(), Failure> {
-    let machine = find(which)?;
+pub fn stop(args: args::Stop) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    if args.gracefully {
+        return shut_down(&machine, args.within);
+    }
     match ask(&machine, &Command::Stop)? {
         Answer::Stopping => {}
         other => return Err(unexpected(&machine, &other).into()),
@@ -148,6 +151,23 @@ pub fn stop(which: args::VmSelector) -> Result<(), Failure> {
             machine.name,
             machine.pid,
             STOP_PATIENCE.as_secs()
+        ))),
+    }
+}
+
+/// Presses the power button of a machine, and waits until it is gone.
+fn shut_down(machine: &Running, within: Duration) -> Result<(), Failure> {
+    match ask(machine, &Command::PowerButton)? {
+        Answer::Pressed => {}
+        other => return Err(unexpected(machine, &other).into()),
+    }
+    match machine.wait_gone(within) {
+        true => Ok(()),
+        false => Err(Failure::new(format_args!(
+            "machine {} still runs {} s after its power button was pressed: nothing in the guest reacts, or it \
+             takes longer (--within); `exotrace stop` ends it at once",
+            machine.name,
+            within.as_secs()
         ))),
     }
 }

@@ -83,6 +83,8 @@ pub enum Command {
     /// Run a script until the client closes its side. Answered as a
     /// [stream](crate::server::script).
     Script(ScriptRequest),
+    /// Press the guest's power button.
+    PowerButton,
     /// End the run.
     Stop,
 }
@@ -124,6 +126,8 @@ pub enum Answer {
         /// The matching probes.
         probes: Vec<ListedProbe>,
     },
+    /// The answer to [`Command::PowerButton`]: the guest has been asked to shut down.
+    Pressed,
     /// The answer to [`Command::Stop`]: the run is about to end.
     Stopping,
     /// The request failed.
@@ -382,6 +386,7 @@ mod tests {
             maps,
             Command::Snapshot,
             Command::Stat { hash: true },
+            Command::PowerButton,
             Command::Stop,
         ] {
             let line = encode(&command).unwrap();
@@ -428,6 +433,7 @@ mod tests {
                 bytes: 8,
                 paused_us: 7,
             },
+            Answer::Pressed,
             Answer::Stopping,
             Answer::Error(RequestError::new(ErrorKind::NoMatch, "a\nb")),
         ];

@@ -181,6 +181,14 @@ impl server::Machine for Arc<Vm> {
                 let why = "a trace is a stream, and a snapshot needs files";
                 Answer::Error(RequestError::new(ErrorKind::Invalid, why))
             }
+            Command::PowerButton => match self.machine.press_power_button() {
+                true => Answer::Pressed,
+                false => {
+                    let why = "the machine has no power button, since its kernel knows no ACPI; \
+                               `exotrace stop` ends it all the same";
+                    Answer::Error(RequestError::new(ErrorKind::Other, why))
+                }
+            },
             Command::Stop => {
                 self.machine.stop();
                 Answer::Stopping

@@ -150,7 +150,7 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
                     return Ok(());
                 }
                 // Needs no pause, so it is answered while another command waits for one.
-                Ok(command @ (Command::Stop | Command::Info)) => {
+                Ok(command @ (Command::Stop | Command::PowerButton | Command::Info)) => {
                     guarded(|| machine.answer(command))
                 }
                 Ok(command) => match turn.try_lock_for(LONGEST_TURN) {
