@@ -360,6 +360,35 @@ fn a_snapshot_goes_on_where_it_was_taken_and_can_be_traced() {
 }
 
 #[test]
+fn an_image_that_has_changed_since_the_save_is_reported() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    world.write("image", &[0; 512]);
+    let machine = world.start("hlt", "--disk image,overlay");
+    assert_eq!(world.run("snapshot saved").status, 0);
+    assert!(world.path("saved/overlay0").exists());
+    assert_eq!(world.run("stop").status, 0);
+    assert_eq!(machine.finish().status, 0);
+    let restore = "run --restore saved --serial null --disk image --for 0.1";
+    for is_changed in [false, true] {
+        if is_changed {
+            let image = std::fs::File::open(world.path("image")).unwrap();
+            image
+                .set_modified(std::time::SystemTime::UNIX_EPOCH)
+                .unwrap();
+        }
+        let restored = world.run(restore);
+        assert_eq!(restored.status, 0, "{restored:?}");
+        let told = restored
+            .stderr
+            .contains("changed since the machine was saved");
+        assert_eq!(told, is_changed, "{restored:?}");
+    }
+}
+
+#[test]
 fn completions_and_man_pages_name_every_command() {
     let world = World::new();
     let bash = world.run("completions bash");

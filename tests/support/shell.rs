@@ -280,7 +280,9 @@ impl Shell {
             command_line: self.linux.command_line.clone(),
             kernel: Some(self.linux.kernel.reference.clone()),
         };
-        let new = NewFolder::create(folder, machine.overlays()).unwrap_or_else(|e| panic!("{e}"));
+        let mut new = NewFolder::create(folder).unwrap_or_else(|e| panic!("{e}"));
+        let added = new.add_overlays(machine.overlays());
+        added.unwrap_or_else(|e| panic!("{e}"));
         let files = new.files().unwrap_or_else(|e| panic!("{e}"));
         let mut memory = vec![0; usize::try_from(machine.ram().size()).unwrap_or_default()];
         let mut watch = |stage| {

@@ -262,7 +262,7 @@ impl TrapSink for HostWriter {
 /// that memory.
 fn saved_exactly(host: &Host, guest: &Guest, folder: &Path) -> Vec<u8> {
     let machine = &guest.machine;
-    let new = NewFolder::create(folder, 0).unwrap();
+    let new = NewFolder::create(folder).unwrap();
     let mut memory = vec![0; support::MEMORY as usize];
     let mut watch = |stage| {
         if stage == Stage::Paused {
@@ -378,7 +378,7 @@ fn a_save_that_is_broken_off_leaves_nothing_and_can_be_made_again() {
     let mut guest = micro(host, "calls 4000000000");
     guest.machine.start();
     for last in [0, 1, 3] {
-        let new = NewFolder::create(&snapshot, 0).unwrap();
+        let new = NewFolder::create(&snapshot).unwrap();
         let mut calls = 0;
         let mut watch = |_| {
             calls += 1;

@@ -49,11 +49,11 @@ pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
         return verify(&args.folder);
     }
     let machine = find(args.which)?;
-    let overlays = match ask(&machine, &Command::Info)? {
-        Answer::Info(info) => info.overlays,
+    let mut folder = NewFolder::create(&args.folder)?;
+    match ask(&machine, &Command::Info)? {
+        Answer::Info(info) => folder.add_overlays(info.overlays)?,
         other => return Err(unexpected(&machine, &other).into()),
-    };
-    let folder = NewFolder::create(&args.folder, overlays)?;
+    }
     let bar = byte_progress::bar("saving");
     let answer = ask_with(
         &machine,

@@ -46,12 +46,12 @@ pub struct NewFolder {
 
 impl NewFolder {
     /// Creates the folder that is to become `folder` (mode 0700), its parents, and its empty files
-    /// (mode 0600), with one for each of the machine's [`overlays`](crate::Machine::overlays).
+    /// (mode 0600).
     ///
     /// # Errors
     /// If `folder` exists, or the host refuses to create one of them. Only parent folders are left
     /// then.
-    pub fn create(folder: &Path, overlays: usize) -> Result<Self, FolderError> {
+    pub fn create(folder: &Path) -> Result<Self, FolderError> {
         if folder.exists() {
             return Err(FolderError::Exists {
                 path: folder.to_path_buf(),
@@ -62,7 +62,9 @@ impl NewFolder {
         fs::create_dir_all(around).map_err(failed(around))?;
         let made = DirBuilder::new().mode(0o700).create(&partial);
         made.map_err(failed(&partial))?;
-        let files = private_files(&partial, overlays);
+        let names = [STATE_FILE, MEMORY_FILE].into_iter();
+        let files = names.map(|name| private_file(&partial, name));
+        let files: Result<_, _> = files.collect();
         let made = files.inspect_err(|_| remove(&partial))?;
         Ok(Self {
             folder: folder.to_path_buf(),
@@ -70,6 +72,18 @@ impl NewFolder {
             made,
             is_done: false,
         })
+    }
+
+    /// Creates empty files for a machine's [`overlays`](crate::Machine::overlays), so many.
+    ///
+    /// # Errors
+    /// If the host refuses to create one of them.
+    pub fn add_overlays(&mut self, count: usize) -> Result<(), FolderError> {
+        for index in 0..count {
+            let file = private_file(&self.partial, &overlay_file(index))?;
+            self.made.push(file);
+        }
+        Ok(())
     }
 
     /// Returns the descriptors of the files, in the order in which [`Files::new`] accepts them.
@@ -132,17 +146,12 @@ fn sync(folder: &Path) -> Result<(), FolderError> {
     synced.map_err(failed(folder))
 }
 
-/// Creates the files for their owner only, because they hold all the guest's data.
-fn private_files(folder: &Path, overlays: usize) -> Result<Vec<File>, FolderError> {
-    let create = |name: String| {
-        let path = folder.join(name);
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create_new(true).mode(0o600);
-        options.open(&path).map_err(failed(&path))
-    };
-    let names = [STATE_FILE, MEMORY_FILE].into_iter().map(str::to_owned);
-    let names = names.chain((0..overlays).map(overlay_file));
-    names.map(create).collect()
+/// Creates an empty file for its owner only, because the files hold all the guest's data.
+fn private_file(folder: &Path, name: &str) -> Result<File, FolderError> {
+    let path = folder.join(name);
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create_new(true).mode(0o600);
+    options.open(&path).map_err(failed(&path))
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> FolderError {
@@ -168,7 +177,8 @@ mod tests {
     fn a_folder_has_its_name_when_it_is_finished_and_is_its_owners_alone() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path().join("deep/saved");
-        let new = NewFolder::create(&folder, 2).unwrap();
+        let mut new = NewFolder::create(&folder).unwrap();
+        new.add_overlays(2).unwrap();
         assert!(!folder.exists());
         new.finish().unwrap();
         assert_eq!(names(folder.parent().unwrap()), ["saved"]);
@@ -177,18 +187,18 @@ mod tests {
         for file in ["state", "memory", "overlay0", "overlay1"] {
             assert_eq!(mode(&folder.join(file)), 0o600, "{file}");
         }
-        let taken = NewFolder::create(&folder, 0).unwrap_err();
+        let taken = NewFolder::create(&folder).unwrap_err();
         assert!(matches!(taken, FolderError::Exists { .. }), "{taken}");
     }
 
     #[test]
     fn a_folder_that_is_given_up_is_gone() {
         let place = tempfile::tempdir().unwrap();
-        drop(NewFolder::create(&place.path().join("saved"), 0).unwrap());
+        drop(NewFolder::create(&place.path().join("saved")).unwrap());
         assert_eq!(names(place.path()), [""; 0]);
         let file = place.path().join("file");
         fs::write(&file, b"x").unwrap();
-        let refused = NewFolder::create(&file.join("saved"), 0).unwrap_err();
+        let refused = NewFolder::create(&file.join("saved")).unwrap_err();
         assert!(refused.to_string().contains("file"), "{refused}");
         assert_eq!(names(place.path()), ["file"]);
     }

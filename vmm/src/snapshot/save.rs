@@ -80,7 +80,8 @@ pub fn save(
     info: &SnapshotInfo,
     folder: &Path,
 ) -> Result<Saved, SaveError> {
-    let folder = NewFolder::create(folder, machine.overlays())?;
+    let mut folder = NewFolder::create(folder)?;
+    folder.add_overlays(machine.overlays())?;
     let mut watch = |_| ControlFlow::Continue(());
     let saved = write(kvm, machine, info, folder.files()?, &mut watch)?;
     folder.finish()?;

@@ -22,6 +22,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use devices::pci::SharedFunction;
 use devices::virtio::blk::{self, Block, BlockOptions};
@@ -84,6 +85,8 @@ struct Identity {
     config: DeviceConfig,
     /// The size of a disk in bytes.
     length: Option<u64>,
+    /// The time of the last change of an image that the guest does not write.
+    changed: Option<SystemTime>,
 }
 
 /// A device's registers, by its transport.
@@ -179,6 +182,20 @@ impl Made {
     }
 }
 
+/// Returns the time of the last change of a disk's image, if the guest does not write it.
+fn unwritten(config: &DeviceConfig) -> Option<SystemTime> {
+    match config {
+        DeviceConfig::Disk(disk) if disk.read_only || disk.has_overlay() => {
+            let metadata = std::fs::metadata(&disk.path).ok()?;
+            metadata
+                .is_file()
+                .then(|| metadata.modified().ok())
+                .flatten()
+        }
+        _ => None,
+    }
+}
+
 /// Returns the configuration with whole paths.
 fn whole(config: &DeviceConfig) -> DeviceConfig {
     match config {
@@ -271,6 +288,15 @@ impl Devices {
                     saved,
                     found,
                 });
+            }
+            if let (DeviceConfig::Disk(disk), Some(found), Some(saved)) =
+                (&now.config, now.changed, then.changed)
+                && found != saved
+            {
+                let path = disk.path.display();
+                log::warn!(
+                    "disk {path}: changed since the machine was saved; it should be the image of that time"
+                );
             }
             match (&device.registers, &saved.state) {
                 (Registers::Mmio(registers), SavedRegisters::Mmio(state)) => {
@@ -395,6 +421,7 @@ impl Device {
             identity: Identity {
                 config: whole(config),
                 length,
+                changed: unwritten(config),
             },
             address,
             registers,
