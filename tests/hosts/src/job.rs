@@ -19,12 +19,14 @@ use crate::run::{self, RunError, UP};
 use crate::tree::{Tree, TreeError};
 
 /// Packages with the programs that make the disks.
-const PACKAGES: [&str; 7] = [
+const PACKAGES: [&str; 9] = [
     "busybox-static",
     "binutils",
     "e2fsprogs",
     "libc-bin",
     "libstdc++6",
+    "openssh-client",
+    "passt",
     "tar",
     "util-linux",
 ];

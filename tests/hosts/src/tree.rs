@@ -20,7 +20,7 @@ const DIRECTORIES: [&str; 14] = [
     "var/tmp",
 ];
 /// The programs of this machine that the hosts have unchanged; the rest is busybox's.
-const PROGRAMS: [&str; 46] = [
+const PROGRAMS: [&str; 48] = [
     "awk",
     "basename",
     "bash",
@@ -46,6 +46,7 @@ const PROGRAMS: [&str; 46] = [
     "mv",
     "nproc",
     "od",
+    "passt",
     "ps",
     "rm",
     "script",
@@ -55,6 +56,7 @@ const PROGRAMS: [&str; 46] = [
     "sha256sum",
     "sleep",
     "sort",
+    "ssh",
     "stat",
     "tail",
     "tar",
@@ -114,9 +116,15 @@ impl Tree {
         tree.add("init", Origin::Text(INIT.to_owned()));
         tree.add(
             "etc/passwd",
-            Origin::Text("root:x:0:0:root:/root:/bin/bash\n".to_owned()),
+            Origin::Text(
+                "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+                    .to_owned(),
+            ),
         );
-        tree.add("etc/group", Origin::Text("root:x:0:\n".to_owned()));
+        tree.add(
+            "etc/group",
+            Origin::Text("root:x:0:\nnogroup:x:65534:\n".to_owned()),
+        );
         tree.add("usr/bin", Origin::Link("../bin".to_owned()));
         tree.add("usr/sbin", Origin::Link("../sbin".to_owned()));
         tree.add(
