@@ -92,6 +92,7 @@ impl Network {
                 },
                 segmentation: connected.segments(),
                 chosen: connection.to_string(),
+                moved: false,
                 connection: Some(connected),
             }),
             restored: None,

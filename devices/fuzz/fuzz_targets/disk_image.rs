@@ -51,7 +51,9 @@ fuzz_target!(|bytes: &[u8]| {
     for [kind, content, count, place @ ..] in moves {
         let [a, b, c, d, e] = place;
         let place = u64::from_le_bytes([a, b, c, d, e, 0, 0, 0]) % sectors * 512;
-        let size = (u64::from(count) % 8 * 512 + 512).min(LONGEST).min(length - place);
+        let size = (u64::from(count) % 8 * 512 + 512)
+            .min(LONGEST)
+            .min(length - place);
         let mut buffer = vec![content; size as usize];
         match kind % 4 {
             0 => {

@@ -144,6 +144,7 @@ impl Maker {
                     mac: [2, 0, 0, 0, 0, 1],
                     mtu: 1500,
                     segmentation: self.fails.load(Ordering::Relaxed),
+                    moved: self.fails.load(Ordering::Relaxed),
                 };
                 Box::new(Net::new(Some(Box::new(backend)), options))
             }

@@ -5,7 +5,8 @@
 //! has no buffers nothing is taken from the backend. While the backend has no room the guest's
 //! frames stay in its queue. A backend that ends takes the link down, and the device lives on.
 //!
-//! A restored device's link is down for a moment. The driver then announces its addresses, and
+//! The link of a restored device is down for a moment, if it is on another network. The driver then
+//! announces its addresses, and
 //! programs in the guest may ask for new ones.
 //!
 //! Not here: several queue pairs, filters by address and VLAN, and other commands than the
@@ -80,6 +81,9 @@ pub struct NetOptions {
     /// Whether the driver may send and receive TCP segments larger than that. Only a backend with
     /// offloads carries those.
     pub segmentation: bool,
+    /// Whether a restored guest is on another network than before. Its link is down for a moment
+    /// then, so that it asks for new addresses.
+    pub moved: bool,
 }
 
 /// The link of the device.
@@ -218,6 +222,13 @@ impl Net {
             return;
         }
         match self.up_at {
+            // The guest goes on with its addresses, which it tells the network.
+            None if !self.options.moved => {
+                self.restored = false;
+                self.link.up = self.backend.is_some();
+                self.link.announce = self.link.up && self.has(FEATURE_ANNOUNCE);
+                queues.config_changed();
+            }
             None => {
                 self.up_at = now.checked_add(LINK_PAUSE);
                 queues.config_changed();
@@ -362,7 +373,9 @@ impl VirtioDevice for Net {
         DeviceStateError::unless_empty(self.name(), state)?;
         if let Some(features) = features {
             self.begin(features);
-            self.link = Link::default();
+            if self.options.moved {
+                self.link = Link::default();
+            }
             self.restored = true;
         }
         Ok(())

@@ -14,6 +14,7 @@ const OPTIONS: NetOptions = NetOptions {
     mac: [2, 0, 0, 1, 2, 3],
     mtu: 1500,
     segmentation: false,
+    moved: false,
 };
 const PLAIN: u64 = FEATURE_VERSION_1 | FEATURE_STATUS | FEATURE_CONTROL | FEATURE_ANNOUNCE;
 const MERGED: u64 = PLAIN | FEATURE_MERGED_BUFFERS;
@@ -389,12 +390,31 @@ fn a_peer_that_closes_is_noticed_by_a_frame_too() {
 }
 
 #[test]
-fn a_restored_device_announces_its_guest() {
+fn a_restored_device_on_its_old_network_announces_its_guest_at_once() {
+    for (features, announced) in [(PLAIN, 2), (PLAIN & !FEATURE_ANNOUNCE, 0)] {
+        let (mut driver, _far) = network(features);
+        let (near, mut new) = UnixStream::pair().unwrap();
+        new.set_nonblocking(true).unwrap();
+        driver.replace(device(near, OPTIONS)).unwrap();
+        driver.run();
+        assert_eq!(status_word(&mut driver), 1 | announced);
+        assert_eq!((driver.interrupts(), driver.handle.deadline()), (1, None));
+        send(&mut driver, &frame(60, 1));
+        assert_eq!(arrived(&mut new), framed(&frame(60, 1)));
+    }
+}
+
+#[test]
+fn a_restored_device_on_another_network_announces_its_guest_after_a_moment() {
     for (features, announced) in [(PLAIN, 2), (PLAIN & !FEATURE_ANNOUNCE, 0)] {
         let (mut driver, far) = network(features);
         let (near, mut new) = UnixStream::pair().unwrap();
         new.set_nonblocking(true).unwrap();
-        driver.replace(device(near, OPTIONS)).unwrap();
+        let moved = NetOptions {
+            moved: true,
+            ..OPTIONS
+        };
+        driver.replace(device(near, moved)).unwrap();
         drop(far);
         driver.run();
         // Down, which the driver is told, and up again.

@@ -171,6 +171,7 @@ impl Made {
                     mac: net.mac,
                     mtu: net.mtu,
                     segmentation: net.segmentation,
+                    moved: net.moved,
                 };
                 let card = Net::new(connection.and_then(NetConnection::take), options);
                 Self {
@@ -370,9 +371,15 @@ impl SavedDevice {
     pub(crate) fn connect(&mut self, connection: &NetConnection, chosen: &str) {
         if let DeviceConfig::Net(net) = &mut self.identity.config {
             net.connection = Some(connection.clone());
+            net.moved = network(&net.chosen) != network(chosen);
             chosen.clone_into(&mut net.chosen);
         }
     }
+}
+
+/// Returns the words for the network itself, without options such as ports.
+fn network(chosen: &str) -> Option<&str> {
+    chosen.split(',').next()
 }
 
 impl Device {

@@ -26,6 +26,9 @@ pub struct NetConfig {
     pub segmentation: bool,
     /// The words by which the user chose the network. A snapshot has them, for who restores it.
     pub chosen: String,
+    /// Whether a restored guest is on another network than before.
+    #[serde(skip)]
+    pub moved: bool,
     /// The connection. Without one the guest's link is down. It is not part of a snapshot.
     #[serde(skip)]
     pub connection: Option<NetConnection>,
