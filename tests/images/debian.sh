@@ -10,7 +10,6 @@ suite=$1 file=$(realpath -m "$2")
 shift 2
 packages=linux-image-cloud-amd64,systemd-sysv,systemd-resolved,udev,dbus,iproute2,openssh-server
 for package; do packages+=,$package; done
-case $suite in bookworm) packages=${packages/systemd-resolved,/} ;; esac
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -25,7 +25,10 @@ fn named(input: &mut Input<'_>, count: u8) -> Vec<DiskConfig> {
     let disk = |_| {
         let [read_only, length]: [u8; 2] = input.value();
         let path = input.bytes(usize::from(length % 64));
-        DiskConfig::new(String::from_utf8_lossy(path).into_owned(), read_only & 1 != 0)
+        DiskConfig::new(
+            String::from_utf8_lossy(path).into_owned(),
+            read_only & 1 != 0,
+        )
     };
     (0..count).map(disk).collect()
 }
@@ -33,7 +36,11 @@ fn named(input: &mut Input<'_>, count: u8) -> Vec<DiskConfig> {
 /// Checks that the disks are on the images that the snapshot names.
 fn same_images(found: &Decoded) -> bool {
     let image = |disk: &DiskConfig| (disk.path.clone(), disk.backing.clone(), disk.read_only);
-    found.permitted.iter().map(image).eq(found.named.iter().map(image))
+    found
+        .permitted
+        .iter()
+        .map(image)
+        .eq(found.named.iter().map(image))
 }
 
 /// The most bytes allocated at once.
@@ -76,9 +83,11 @@ fuzz_target!(|bytes: &[u8]| {
         RestoredDisks::AsSaved => assert!(same_images(&found)),
         RestoredDisks::Named(named) if named.is_empty() => {
             assert!(same_images(&found));
-            assert!(found.permitted.iter().all(|disk| {
-                inside(&disk.path) && disk.backing.as_deref().is_none_or(inside)
-            }));
+            assert!(
+                found.permitted.iter().all(|disk| {
+                    inside(&disk.path) && disk.backing.as_deref().is_none_or(inside)
+                })
+            );
         }
         RestoredDisks::Named(named) => {
             assert_eq!(named.len(), found.permitted.len());

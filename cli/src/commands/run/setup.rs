@@ -247,6 +247,10 @@ fn snapshot_kernel(
             )),
         };
     };
+    // Unpacking the image's kernel takes longer than all the rest of a restore.
+    if args.image.is_some() && args.kernel.is_none() && !args.needs_kernel() {
+        return Ok(None);
+    }
     match saved_kernel(args, saved) {
         Ok(kernel) => {
             // The functions, modules' included, are known once the guest's memory is there.
