@@ -24,6 +24,9 @@ use vmm::machine::Paused;
 use crate::syscall_entry::registers_by_code;
 use crate::text_hash::{TextHash, TextHashError, hash_text};
 
+/// The function that runs a loaded module's initialisation. Its first argument is the module. The
+/// kernel keeps it out of line, as a place for breakpoints (kernel/module/main.c).
+const MODULE_START: &str = "do_init_module";
 const DIVIDE_ERROR: u8 = 0;
 const PAGE_FAULT: u8 = 14;
 
@@ -88,7 +91,7 @@ impl KernelView {
         view.system_call_registers = registers_by_code(&view.kernel.symbols, |address, code| {
             memory.read(address, code).is_ok()
         });
-        view.modules = loaded_modules(&view.kernel, memory);
+        view.modules = loaded_modules(&view, memory);
         view.freed_from = freed_from(&view, machine.ram());
         view
     }
@@ -187,6 +190,21 @@ impl KernelView {
             .find_map(|state| btf.enumerator(&format!("system_states.{state}")).ok())
     }
 
+    /// Returns the function that starts a loaded module; `None` in a kernel without one.
+    pub(crate) fn module_start(&self) -> Option<Gva> {
+        self.kernel.symbols.address_of(MODULE_START).map(Gva)
+    }
+
+    /// Returns the readers of the kernel's modules; `None` if it has none or they are not known.
+    pub(crate) fn module_readers(&self) -> Option<ModuleReaders> {
+        ModuleReaders::new(self.kernel.btf()?, &self.kernel.symbols).ok()?
+    }
+
+    /// Checks whether the kernel can be watched for modules that it loads.
+    pub(crate) fn reports_modules(&self) -> bool {
+        self.module_start().is_some() && self.module_readers().is_some()
+    }
+
     /// Returns the number of argument registers of the function `name`, if BTF has it.
     #[must_use]
     pub fn argument_registers(&self, name: &str) -> Option<usize> {
@@ -248,11 +266,8 @@ pub fn kernel_space(
 
 /// Reads the modules of a paused guest. Unreadable parts are left out: functions there have no
 /// names.
-fn loaded_modules(kernel: &RunningKernel, view: MemoryView<'_>) -> LoadedModules {
-    let readers = kernel
-        .btf()
-        .map(|btf| ModuleReaders::new(btf, &kernel.symbols));
-    let Some(Ok(Some(readers))) = readers else {
+fn loaded_modules(kernel: &KernelView, view: MemoryView<'_>) -> LoadedModules {
+    let Some(readers) = kernel.module_readers() else {
         return LoadedModules::default();
     };
     let (loaded, unread) = readers.symbols(view, readers.list(view));

@@ -7,6 +7,7 @@
 //!
 //! * [`name`], [`probe`], [`provider`]: probes and their names.
 //! * [`engine`]: probes armed in the guest, the hit path, sessions.
+//! * [`module_probes`]: probes of modules that come and go.
 //! * [`event`], [`ring`], [`merge`]: records of hits, and their way off the vCPU's thread in time
 //!   order. [`clock`]: their time of day.
 //! * [`kernel_view`]: the engine's facts about the running kernel.
@@ -24,6 +25,7 @@ pub mod event;
 pub mod json;
 pub mod kernel_view;
 pub mod merge;
+pub mod module_probes;
 pub mod name;
 pub mod probe;
 pub mod provider;

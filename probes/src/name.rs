@@ -118,7 +118,13 @@ impl ProbePattern {
             ["uretprobe" | "ur", file, function] => Ok(of("uprobe", file, function, "return")),
             [provider, function, name] => Ok(of(provider, "", function, name)),
             [provider, module, function, name] | [provider, module, function, name, ""] => {
-                Ok(of(provider, module, function, name))
+                // The kernel has underscores in names of modules, and its tools take both.
+                let is_word =
+                    matches!(*provider, "kprobe" | "tracepoint") && Self::is_exact(module);
+                match is_word {
+                    true => Ok(of(provider, &module.replace('-', "_"), function, name)),
+                    false => Ok(of(provider, module, function, name)),
+                }
             }
             _ => Err(PatternError::Parts {
                 text: text.to_owned(),
@@ -251,6 +257,14 @@ mod tests {
             (
                 "kprobe:brd:brd_*:entry",
                 ["kprobe", "brd", "brd_*", "entry"],
+            ),
+            (
+                "kprobe:virtio-net:virtnet_poll:",
+                ["kprobe", "virtio_net", "virtnet_poll", ""],
+            ),
+            (
+                "kprobe:[a-c]*:brd_init:",
+                ["kprobe", "[a-c]*", "brd_init", ""],
             ),
             ("syscall:read", ["syscall", "", "read", ""]),
             (

@@ -125,7 +125,7 @@ pub enum Target {
 }
 
 /// The places of a tracepoint in the kernel's text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TracepointText {
     /// The branches with traps, and their targets.
     pub sites: Vec<(Gva, Gva)>,

@@ -242,6 +242,11 @@ pub struct Running<'g> {
 }
 
 impl Running<'_> {
+    /// Returns the script's session, to be followed by the caller.
+    pub fn into_session(self) -> ScriptSession {
+        self.session
+    }
+
     /// Returns the probes of patterns that could not be enabled, with the reasons.
     pub fn skipped(&self) -> &[String] {
         self.session.skipped()

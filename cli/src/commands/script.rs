@@ -21,6 +21,7 @@ use crate::protocol::trace::Request;
 use crate::report::{Failure, ToOutput, say, show};
 use crate::script_library as library;
 use crate::scripting::{Rendered, run_alone};
+use crate::tracing::waits;
 
 /// The longest script, in bytes.
 const LONGEST: u64 = 1 << 20;
@@ -206,9 +207,14 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
 fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Failure> {
     loop {
         match lines.next()? {
-            Line::Begin { probes, skipped } => {
+            Line::Begin {
+                probes,
+                skipped,
+                open,
+            } => {
                 lines.begun()?;
                 tell_skipped(&skipped);
+                open.iter().for_each(|pattern| say(waits(pattern)));
                 tell_attached(probes.len());
             }
             Line::Output { out, err } => put(&mut output, out.as_bytes(), err.as_bytes())?,

@@ -82,6 +82,7 @@ fn run(
         if stop.wait() {
             break;
         }
+        job.take_up();
         // A slow reader loses output and delays nobody.
         match outbox.has_room() {
             Ok(true) => failed = put(&mut outbox, job.step()),

@@ -26,7 +26,7 @@ use crate::protocol::trace::Traced;
 use crate::protocol::trace::{LONGEST_LINE, Line};
 use crate::report::{Failure, ToOutput, printable, say};
 use crate::signals::StopSignals;
-use crate::tracing::count_by_provider;
+use crate::tracing::{count_by_provider, waits};
 
 /// The largest number of probes whose hits are reported at the end.
 const MOST_COUNTS: usize = 50;
@@ -168,11 +168,7 @@ fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Fa
             } => {
                 lines.begun()?;
                 tell_skipped(&skipped);
-                for pattern in open {
-                    say(format_args!(
-                        "{pattern}: no process has it mapped; waiting for one"
-                    ));
-                }
+                open.iter().for_each(|pattern| say(waits(pattern)));
                 say(format_args!(
                     "{} probes; TSC {} is {} ns since 1970; end with Ctrl-C",
                     probes.len(),

@@ -104,7 +104,7 @@ fn follow(
     let mut events = Vec::new();
     loop {
         let ended = stop.wait();
-        tracing.take_up_files(vm);
+        tracing.take_up(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
         // A slow reader loses events and delays nobody.
         let room = outbox.has_room();

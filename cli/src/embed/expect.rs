@@ -27,7 +27,8 @@ impl fmt::Debug for Expecting {
 
 impl Vm {
     /// Enables the probes of expectations such as `"vfs_read>=1"` or `"syscall:unlink==0"`, in the
-    /// form of `exotrace run --expect`, and counts their hits.
+    /// form of `exotrace run --expect`, and counts their hits. A module that one names may be
+    /// loaded later; the guest is paused then until [`Expecting::verdicts`] is called.
     ///
     /// # Errors
     /// If the guest has not booted far enough, or an expectation is invalid or matches no probe.

@@ -58,8 +58,12 @@ impl Script {
     }
 
     /// Returns the output since the last call, that of `BEGIN` included.
+    ///
+    /// Probes of modules that came meanwhile are enabled here. The guest is paused for that from
+    /// their arrival on.
     pub fn output(&mut self) -> Rendered {
         let mut output = std::mem::take(&mut self.begun);
+        self.job.take_up();
         output.append(self.job.step());
         output
     }
@@ -71,6 +75,7 @@ impl Script {
         let mut output = self.output();
         let waiter = self.job.waiter();
         while !self.has_exited() && !self.vm.has_ended() && wait_until(&waiter, deadline) {
+            self.job.take_up();
             output.append(self.job.step());
         }
         let (last, counts) = self.job.finish();

@@ -44,7 +44,8 @@ pub struct TraceEvent {
 
 impl Vm {
     /// Enables the probes that `request` names, such as `"kprobe:vfs_read:entry"`, and records
-    /// their hits.
+    /// their hits. The module that a pattern names may be loaded later: see
+    /// [`Trace::next`].
     ///
     /// # Errors
     /// If the guest has not booted far enough, a pattern matches nothing, or a probe cannot be
@@ -78,6 +79,9 @@ pub(super) fn wait_until(waiter: &Waiter, deadline: Option<Instant>) -> bool {
 impl Trace {
     /// Returns the next event, in the order of time. Returns `None` if there is none within
     /// `timeout`, or the run has ended and all were returned.
+    ///
+    /// Probes of files and modules that came meanwhile are enabled here. The guest is paused for
+    /// that from their arrival on.
     pub fn next(&mut self, timeout: Duration) -> Option<TraceEvent> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
@@ -86,7 +90,7 @@ impl Trace {
             }
             // Before the drain: what the guest has recorded until its end is drained after it.
             let ended = self.vm.has_ended();
-            self.tracing.take_up_files(&self.vm);
+            self.tracing.take_up(&self.vm);
             let events = &mut self.events;
             if self.tracing.drain(|event| events.push_back(event)) > 0 {
                 continue;
@@ -109,7 +113,7 @@ impl Trace {
     }
 
     fn named(&mut self, event: Event) -> Option<TraceEvent> {
-        // Probes of files that were mapped meanwhile come behind the others.
+        // Probes of files and modules that came meanwhile come behind the others.
         let known = self.traced.len();
         let new = self.tracing.traced().get(known..).unwrap_or_default();
         self.traced.extend(new.iter().cloned().map(Arc::new));

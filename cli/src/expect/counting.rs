@@ -77,6 +77,11 @@ impl Armed {
         self.script.skipped()
     }
 
+    /// Returns the patterns that wait for a module to be loaded.
+    pub fn waiting(&self) -> impl Iterator<Item = &str> {
+        self.script.waiting()
+    }
+
     fn seen(&self) -> Vec<u64> {
         let numbers = (0..self.expectations.len()).map(|at| self.script.number(&variable(at)));
         numbers
@@ -89,8 +94,10 @@ impl Armed {
         self.script.waiter()
     }
 
-    /// Takes the hits that were recorded and forgets them: they are counted already.
+    /// Takes the hits that were recorded and forgets them: they are counted already. Takes up the
+    /// modules that the guest has loaded.
     pub fn discard_hits(&mut self) {
+        self.script.take_up();
         self.script.drain(&mut |_| {});
     }
 
@@ -193,6 +200,7 @@ impl Counting {
 fn count(vm: &Vm, mut armed: Armed, met: Option<&AtomicBool>, stop: &Stop) -> Counted {
     let mut last = LastHits::default();
     while !stop.wait() {
+        armed.script.take_up();
         armed.script.drain(&mut |output| last.push(output));
         if let Some(met) = met
             && !met.load(Ordering::SeqCst)

@@ -107,6 +107,7 @@ impl From<StartError> for RequestError {
         match error {
             StartError::Rings(error) => error.into(),
             StartError::Enable(error) => error.into(),
+            StartError::Modules { .. } => Self::new(ErrorKind::NoMatch, error),
         }
     }
 }

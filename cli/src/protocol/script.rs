@@ -127,6 +127,8 @@ pub enum Line {
         probes: Vec<String>,
         /// The probes of patterns that cannot be traced, with the reasons.
         skipped: Vec<String>,
+        /// The patterns that wait for a module to be loaded.
+        open: Vec<String>,
     },
     /// A piece of output.
     Output {

@@ -202,10 +202,10 @@ pub enum Line {
         hz: u64,
         /// The probes of patterns that cannot be traced, with the reasons.
         skipped: Vec<String>,
-        /// The patterns that wait for a file to be mapped.
+        /// The patterns that wait for a file to be mapped, or a module to be loaded.
         open: Vec<String>,
     },
-    /// One more probe, of a file that was mapped since.
+    /// One more probe, of a file that was mapped or a module that was loaded since.
     More {
         /// The probe.
         probe: Traced,

@@ -82,6 +82,17 @@ impl Job {
         self.script.skipped()
     }
 
+    /// Returns the patterns that wait for a module to be loaded.
+    pub fn waiting(&self) -> impl Iterator<Item = &str> {
+        self.script.waiting()
+    }
+
+    /// Enables the probes of modules that the guest has loaded. It is held until then, so this is
+    /// called whether there is room for output or not.
+    pub fn take_up(&mut self) {
+        self.script.take_up();
+    }
+
     /// Checks whether the script has ended itself.
     pub fn has_exited(&self) -> bool {
         self.script.has_exited()

@@ -69,6 +69,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
     let begin = Line::Begin {
         probes: job.probes(),
         skipped: job.skipped().to_vec(),
+        open: job.waiting().map(str::to_owned).collect(),
     };
     write(&mut first, &begin)?;
     write_output(&mut first, &rendered)?;
@@ -76,6 +77,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
     let waiter = job.waiter();
     let wait = || waiter.wait(Some(WatchedStream::until_closed(&stream)));
     while !(failed || job.has_exited() || wait() == Woken::Stream || vm.has_ended()) {
+        job.take_up();
         // A slow client loses output and delays nobody.
         let room = outbox.has_room();
         if room == Ok(true) {

@@ -56,7 +56,7 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, stream: UnixStream) -> io::Result<
     while !ended && !failed {
         let woken = waiter.wait(Some(WatchedStream::until_closed(&stream)));
         ended = woken == Woken::Stream || vm.has_ended();
-        tracing.take_up_files(vm);
+        tracing.take_up(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
         // A slow client loses events and delays nobody.
         let room = outbox.has_room();

@@ -13,13 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use probes::engine::{
-    Capture, Engine, EngineStats, NewFiles, ProbeStats, RingSize, SessionStats, Waiter,
+    Capture, Engine, EngineStats, NewFiles, ProbeStats, RingSize, Session, SessionStats, Waiter,
 };
 use probes::event::{Event, EventKind, MAX_STATIC_ARGUMENTS};
 use probes::kernel_view::KernelView;
+use probes::module_probes::{Enable, ModuleProbes};
 use probes::name::ProbePattern;
 use probes::probe::{Probe, Target};
-use probes::provider::{self, Traceable, kprobe, usdt};
+use probes::provider::{self, Traceable, kprobe, module, usdt};
 
 use crate::protocol::event::ClockPair;
 use crate::protocol::trace::Request;
@@ -27,7 +28,7 @@ use crate::vm::Vm;
 
 /// A session of the machine's engine.
 pub struct Tracing {
-    session: probes::engine::Session,
+    session: Session,
     probes: Vec<Probe>,
     traced: Vec<Traced>,
     skipped: Vec<String>,
@@ -35,6 +36,8 @@ pub struct Tracing {
     /// The patterns of programs' text that may match a file which is not mapped yet.
     open: Vec<ProbePattern>,
     new_files: Option<NewFiles>,
+    /// Probes of modules that are named, whether they are loaded or not.
+    modules: Option<ModuleProbes>,
     /// The engine's counts at the start, to be subtracted as other traces' counts.
     before: EngineStats,
     /// Both clocks before the first site was armed.
@@ -56,11 +59,19 @@ impl Tracing {
         // A plain name requires every probe to be armed, a pattern only those that can be.
         let mut must = HashSet::new();
         let mut known = HashSet::new();
-        let mut open = Vec::new();
+        let (mut open, mut of_modules) = (Vec::new(), Vec::new());
+        let mut to_come = None;
         for text in &request.probes {
             let pattern = ProbePattern::parse(text)?;
+            if module::named(&pattern).is_some() {
+                of_modules.push(pattern.clone());
+            }
             let matches = match provider::find(guest, &pattern) {
                 Ok(matches) => matches,
+                Err(_) if module::to_come(view, &pattern).is_some() => {
+                    to_come = Some(pattern);
+                    continue;
+                }
                 // Of a file that no process has mapped: it may come.
                 Err(_) if provider::may_come(guest, &pattern) => {
                     open.push(pattern);
@@ -77,7 +88,8 @@ impl Tracing {
                 }
             }
         }
-        if found.is_empty() && open.is_empty() {
+        let none_to_come = open.is_empty() && to_come.is_none();
+        if found.is_empty() && none_to_come {
             let why = "no probes to trace were given";
             return Err(RequestError::new(ErrorKind::Invalid, why));
         }
@@ -111,7 +123,7 @@ impl Tracing {
                 Err(error) => skipped.push(error.to_string()),
             }
         }
-        if probes.is_empty() && open.is_empty() {
+        if probes.is_empty() && none_to_come {
             return Err(RequestError::new(
                 ErrorKind::NotEnabled,
                 skipped.swap_remove(0),
@@ -127,11 +139,19 @@ impl Tracing {
                 RequestError::new(ErrorKind::NoMatch, why)
             })?),
         };
-        // A process may have started in between.
+        let modules = ModuleProbes::follow(&session, of_modules, probes.iter().zip(0..));
+        if let (Some(pattern), None) = (to_come, &modules) {
+            let why = format_args!(
+                "{pattern}: its module is not loaded, and the kernel does not report new ones"
+            );
+            return Err(RequestError::new(ErrorKind::NoMatch, why));
+        }
+        // A process may have started, or a module come, in between.
         let mut tracing = Self {
             request: request.clone(),
             open,
             new_files,
+            modules,
             session,
             traced: probes.iter().map(traced).collect(),
             probes,
@@ -140,12 +160,14 @@ impl Tracing {
             began,
         };
         tracing.look_for_open(guest);
+        tracing.look_for_modules(ModuleProbes::take_up_present);
         Ok(tracing)
     }
 
-    /// Looks at the files that the guest has mapped since the last time, which it is held for, and
-    /// enables what matches them. To be called often.
-    pub fn take_up_files(&mut self, vm: &Vm) {
+    /// Looks at the files that the guest has mapped and the modules that it has loaded since the
+    /// last time. Enables the probes there. The guest is held until it is called.
+    pub fn take_up(&mut self, vm: &Vm) {
+        self.look_for_modules(ModuleProbes::take_up);
         while let Some(_held) = self.new_files.as_ref().and_then(NewFiles::next) {
             let engine = self.session.engine().clone();
             self.look_for_open(&vm.traceable(engine.view()));
@@ -176,9 +198,30 @@ impl Tracing {
         }
     }
 
-    /// Returns the patterns that wait for a file to be mapped.
+    /// Enables the probes of modules that `look` finds.
+    fn look_for_modules(
+        &mut self,
+        look: impl FnOnce(&mut ModuleProbes, &mut Session, &mut Enable<'_>),
+    ) {
+        let Some(modules) = &mut self.modules else {
+            return;
+        };
+        let (request, engine) = (&self.request, self.session.engine().clone());
+        let (all, all_traced) = (&mut self.probes, &mut self.traced);
+        look(modules, &mut self.session, &mut |session, probe| {
+            let capture = capture(request, &probe, registers(engine.view(), &probe));
+            let number = session.enable(&probe, request.filter(process(&probe)), capture)?;
+            all_traced.push(traced(&probe));
+            all.push(probe);
+            Ok(Some(number))
+        });
+    }
+
+    /// Returns the patterns that wait for a file to be mapped, or a module to be loaded.
     pub fn open(&self) -> impl Iterator<Item = &str> {
-        self.open.iter().map(|pattern| pattern.text.as_str())
+        let modules = self.modules.iter().flat_map(ModuleProbes::waiting);
+        let waiting = self.open.iter().chain(modules);
+        waiting.map(|pattern| pattern.text.as_str())
     }
 
     /// Returns the clocks at the start of the trace: no event is earlier.
@@ -328,6 +371,15 @@ fn is_signed(type_name: &str) -> bool {
     )
 }
 
+/// Returns the line that tells the user of a pattern without probes yet: see [`Tracing::open`].
+pub fn waits(pattern: &str) -> String {
+    let parsed = ProbePattern::parse(pattern);
+    match parsed.as_ref().ok().and_then(module::named) {
+        Some(module) => format!("{pattern} waits for the module {module}"),
+        None => format!("{pattern}: no process has it mapped; waiting for one"),
+    }
+}
+
 /// Returns the number of probes among `names` for each provider.
 pub fn count_by_provider<'n>(names: impl Iterator<Item = &'n str>) -> Vec<(String, usize)> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
@@ -387,3 +439,28 @@ pub struct TraceStartError(#[from] io::Error);
 #[derive(Debug, thiserror::Error)]
 #[error("the trace thread panicked: the trace is incomplete")]
 pub struct TracePanicked;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_without_probes_yet_says_what_it_waits_for() {
+        for (pattern, expected) in [
+            (
+                "kprobe:virtio-net:virtnet_*:",
+                "kprobe:virtio-net:virtnet_*: waits for the module virtio_net",
+            ),
+            (
+                "tracepoint:ext4:ext4:*",
+                "tracepoint:ext4:ext4:* waits for the module ext4",
+            ),
+            (
+                "uprobe:/bin/a:main",
+                "uprobe:/bin/a:main: no process has it mapped; waiting for one",
+            ),
+        ] {
+            assert_eq!(waits(pattern), expected);
+        }
+    }
+}

@@ -33,7 +33,8 @@ impl fmt::Display for ModuleSymbol<'_> {
 
 impl ModuleSymbols {
     /// Pairs a module with its symbols, which have no slide.
-    pub(crate) fn new(module: Module, symbols: Symbols) -> Self {
+    #[must_use]
+    pub fn new(module: Module, symbols: Symbols) -> Self {
         Self { module, symbols }
     }
 

@@ -5,11 +5,11 @@
 
 use super::btf::Btf;
 use super::list::Partial;
-use super::loaded_modules::LoadedModules;
+use super::loaded_modules::{LoadedModules, ModuleSymbols};
 use super::module_symbols::{ModuleSymbolsError, ModuleSymbolsLayout};
 use super::modules::{Module, ModulesError, ModulesLayout, ModulesLayoutError};
 use super::symbols::Symbols;
-use crate::MemoryView;
+use crate::{Gva, MemoryView};
 
 /// An error in reading modules.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +48,27 @@ impl ModuleReaders {
     #[must_use]
     pub fn list(&self, view: MemoryView<'_>) -> Partial<Module, ModulesError> {
         self.modules.modules(view)
+    }
+
+    /// Reads the name of the module whose `struct module` is at `address`.
+    ///
+    /// # Errors
+    /// If the structure cannot be read.
+    pub fn name_at(&self, view: MemoryView<'_>, address: Gva) -> Result<String, ModuleError> {
+        Ok(self.modules.name_at(view, address)?)
+    }
+
+    /// Reads the module whose `struct module` is at `address`, with its symbols.
+    ///
+    /// # Errors
+    /// If the structure or a table of symbols cannot be read.
+    pub fn module_at(
+        &self,
+        view: MemoryView<'_>,
+        address: Gva,
+    ) -> Result<ModuleSymbols, ModuleError> {
+        let module = self.modules.module_at(view, address)?;
+        Ok(self.symbols.read(view, module)?)
     }
 
     /// Reads the symbols of these modules, with the errors.

@@ -174,13 +174,31 @@ impl ModulesLayout {
             limit: MAX_MODULES,
         };
         list.walk(view)
-            .read_each(|address| self.module(view, address))
+            .read_each(|address| self.module_at(view, address))
     }
 
-    fn module(&self, view: MemoryView<'_>, address: Gva) -> Result<Module, ModulesError> {
+    /// Reads the name of the module whose `struct module` is at `address`.
+    ///
+    /// # Errors
+    /// If the structure cannot be read.
+    pub fn name_at(&self, view: MemoryView<'_>, address: Gva) -> Result<String, ModulesError> {
         let module = Structure::at(view, "module", address)?;
+        Ok(self.name_of(&module)?)
+    }
+
+    fn name_of(&self, module: &Structure<'_>) -> Result<String, StructureError> {
         let length = usize::try_from(self.name_length).unwrap_or_default();
         let name = module.text(self.name, length)?;
+        Ok(String::from_utf8_lossy(&name).into_owned())
+    }
+
+    /// Reads the module whose `struct module` is at `address`.
+    ///
+    /// # Errors
+    /// If the structure cannot be read, or its memory ranges are invalid.
+    pub fn module_at(&self, view: MemoryView<'_>, address: Gva) -> Result<Module, ModulesError> {
+        let module = Structure::at(view, "module", address)?;
+        let name = self.name_of(&module)?;
         let state = ModuleState::from_number(module.u32(self.state)?);
         let ranges = match state {
             ModuleState::Unformed => Vec::new(),
@@ -188,7 +206,7 @@ impl ModulesLayout {
         };
         Ok(Module {
             address,
-            name: String::from_utf8_lossy(&name).into_owned(),
+            name,
             state,
             ranges,
         })
@@ -284,6 +302,17 @@ mod tests {
         layout.modules(kernel.view(&paused))
     }
 
+    /// Reads one module by its address, and its name alone.
+    fn one(kernel: &TestKernel, btf: &Btf, address: u64) -> Module {
+        let layout = ModulesLayout::new(btf, &symbols(&[("modules", HEAD)])).unwrap();
+        let paused = PausedMemory::new(&kernel.memory);
+        let view = kernel.view(&paused);
+        let module = layout.module_at(view, Gva(address)).unwrap();
+        let name = layout.name_at(view, Gva(address)).unwrap();
+        assert_eq!(name, module.name);
+        module
+    }
+
     fn shown(module: &Module) -> Vec<(RangeKind, u64, u64)> {
         let ranges = module.ranges.iter();
         ranges
@@ -349,6 +378,7 @@ mod tests {
         );
         assert_eq!(shown(&modules[2]), []);
         assert_eq!(modules[0].base(), Some(TEXT));
+        assert_eq!(one(&kernel, &blocks(), MODULE + 0x1000), modules[1]);
         let kind = |address| modules[0].range_of(address).map(|r| r.kind);
         assert_eq!(kind(TEXT + 0x2fff), Some(Kind::Text));
         assert_eq!(kind(TEXT + 0x8000), None);

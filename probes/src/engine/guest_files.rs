@@ -140,7 +140,7 @@ impl NewFiles {
 
 impl Drop for NewFiles {
     fn drop(&mut self) {
-        self.engine.unwatch_files();
+        self.engine.end_listening();
     }
 }
 

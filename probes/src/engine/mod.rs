@@ -16,6 +16,7 @@ mod calls;
 mod current;
 mod filter;
 mod guest_files;
+mod guest_modules;
 mod guest_pages;
 mod guest_processes;
 mod guest_text;
@@ -57,6 +58,7 @@ pub(crate) use arming::ArmedAt;
 pub use arming::EnableError;
 pub use filter::{Filter, Match};
 pub use guest_files::{NewFile, NewFiles};
+pub use guest_modules::{NewModule, NewModules};
 pub use plan::{Capture, StringArgument};
 pub use program::{HitOutcome, ProbeHit, Program, TaskIdentity};
 pub use session::{ProbeStats, RingSize, Session, SessionError, SessionStats, Waiter};
@@ -67,6 +69,7 @@ use crate::syscall_entry::SystemCallRegisters;
 use current::Tasks;
 use filter::HitFilter;
 use guest_files::Listeners;
+use guest_modules::ModuleListeners;
 use guest_pages::GuestPages;
 use guest_processes::Followers;
 use hit::{Counters, HitPath};
@@ -147,6 +150,7 @@ struct Inner {
     keeps_free: Arc<AtomicBool>,
     followers: Followers,
     listeners: Listeners,
+    module_listeners: ModuleListeners,
     ticker: timers::Ticker,
 }
 
@@ -225,6 +229,7 @@ impl Engine {
             armed: Mutex::default(),
             followers: Followers::default(),
             listeners: Listeners::default(),
+            module_listeners: ModuleListeners::default(),
         }))
     }
 

@@ -13,7 +13,7 @@ use vmm::machine::EndWatch;
 
 use super::plan::{Capture, Enabled, ProbeCounters};
 use super::program::Program;
-use super::{ArmedAt, EnableError, Engine, Filter, NewFiles};
+use super::{ArmedAt, EnableError, Engine, Filter, NewFiles, NewModules};
 use crate::doorbell::{Doorbell, LONGEST_WAIT, PACE, WatchedStream, Woken};
 use crate::event::{Event, HEADER_WORDS, MAX_STRING};
 use crate::merge::drain_in_order;
@@ -95,8 +95,8 @@ impl Waiter {
         }
     }
 
-    /// Waits until there may be something to do: records to drain, a file to
-    /// [look at](super::NewFiles), the machine's end, or a call of [`wake`](Self::wake). Never
+    /// Waits until there may be something to do: records to drain, a file or module to look at
+    /// ([`NewFiles`], [`NewModules`]), the machine's end, or a call of [`wake`](Self::wake). Never
     /// waits longer than [`LONGEST_WAIT`]. Records that follow each other quickly are waited for
     /// together.
     ///
@@ -289,6 +289,22 @@ impl Session {
         Ok(number)
     }
 
+    /// Moves an enabled probe to the places of `probe`: its module was loaded again. Number, filter
+    /// and counts stay. Nothing happens if no enabled probe has the number.
+    ///
+    /// # Errors
+    /// If a trap cannot be armed. The probe is then enabled without any.
+    pub fn move_to(&mut self, number: u32, probe: &Probe) -> Result<(), EnableError> {
+        let place = usize::try_from(number).ok();
+        let active = place.and_then(|at| self.active.get_mut(at)?.as_mut());
+        let Some(Active { enabled, places }) = active else {
+            return Ok(());
+        };
+        let left = std::mem::take(places);
+        *places = self.engine.rearm(probe, enabled, &left)?;
+        Ok(())
+    }
+
     /// Returns the number that the next enabled probe will get.
     #[must_use]
     pub fn next_number(&self) -> u32 {
@@ -367,6 +383,13 @@ impl Session {
     #[must_use]
     pub fn new_files(&self) -> Option<NewFiles> {
         NewFiles::listen(&self.engine, self.waiter())
+    }
+
+    /// Reports modules of these names that are loaded from now on, while the guest is paused.
+    /// `None` if the kernel cannot be watched for that.
+    #[must_use]
+    pub fn new_modules(&self, names: Vec<String>) -> Option<NewModules> {
+        NewModules::listen(&self.engine, names, self.waiter())
     }
 
     /// Returns the number of programs' records that were dropped because a ring was full.

@@ -8,7 +8,7 @@ use introspect::system::PausedSystem;
 use vmm::machine::Handle;
 
 use super::uprobe::{self, UserMatches};
-use super::{kernel_probes, tracepoint, usdt};
+use super::{kernel_probes, module, tracepoint, usdt};
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;
 use crate::probe::Probe;
@@ -99,7 +99,7 @@ pub fn find(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>,
         true => format!("no probe {pattern}"),
     };
     Err(NotFound {
-        message,
+        message: message + &module::hint(view, pattern),
         nearest: matches.nearest,
     })
 }

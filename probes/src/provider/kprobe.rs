@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use introspect::Gva;
-use introspect::kernel::loaded_modules::LoadedModules;
+use introspect::kernel::loaded_modules::{LoadedModules, ModuleSymbols};
 use introspect::kernel::symbols::{Symbol, Symbols};
 use vmm::machine::Handle;
 
@@ -27,18 +27,114 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
     if !pattern.matches_provider(PROVIDER) {
         return;
     }
-    let offset = offset(&pattern.name);
-    let mut taken = HashSet::new();
-    let mut of_symbol = |module: &str, symbol: Symbol<'_>| {
-        let is_function = symbol.is_text() && !symbol.absolute;
-        if !is_function
-            || !matches_part(&pattern.module, module)
-            || !matches_part(&pattern.function, symbol.name)
-            // A function with several names is listed under each, and only once under each.
-            || !taken.insert((symbol.address, symbol.name.to_owned()))
-        {
-            return;
+    let mut lister = Lister::new(view, pattern, each);
+    match ProbePattern::is_exact(&pattern.function) {
+        true => {
+            let symbols = view.kernel.symbols.all_of(&pattern.function);
+            for symbol in symbols.filter(|symbol| !view.has_freed(symbol.address)) {
+                lister.symbol(KERNEL, symbol);
+            }
+            for found in view.modules.all_of(&pattern.function, None) {
+                lister.symbol(found.module, found.symbol);
+            }
         }
+        false => {
+            for function in view.text_functions() {
+                lister.symbol(KERNEL, function.symbol);
+            }
+            for module in view.modules.modules() {
+                lister.functions(module);
+            }
+        }
+    }
+}
+
+/// Passes the probes of one module that match `pattern` to `each`.
+pub(super) fn list_module(
+    view: &KernelView,
+    module: &ModuleSymbols,
+    pattern: &ProbePattern,
+    each: &mut dyn FnMut(Probe),
+) {
+    let mut lister = Lister::new(view, pattern, each);
+    match ProbePattern::is_exact(&pattern.function) {
+        true => {
+            for symbol in module.symbols().all_of(&pattern.function) {
+                lister.symbol(&module.module.name, symbol);
+            }
+        }
+        false => lister.functions(module),
+    }
+}
+
+/// Passes the probes to `each` that `pattern` may match in a module that is not loaded. Their
+/// addresses are not known, and a function may be a pattern itself.
+pub(super) fn list_to_come(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
+    let function = match pattern.function.as_str() {
+        "" => "*",
+        function => function,
+    };
+    let symbol = Symbol {
+        name: function,
+        address: 0,
+        kind: 't',
+        absolute: false,
+    };
+    // The kernel's own types may have another function of that name.
+    let mut each = |probe| {
+        each(Probe {
+            signature: None,
+            ..probe
+        });
+    };
+    Lister::new(view, pattern, &mut each).probes(&pattern.module, symbol);
+}
+
+/// Makes probes of symbols.
+struct Lister<'l> {
+    view: &'l KernelView,
+    pattern: &'l ProbePattern,
+    /// The pattern's name, if it is an offset.
+    offset: Option<u64>,
+    /// A function with several names is listed under each, and only once under each.
+    taken: HashSet<(u64, String)>,
+    each: &'l mut dyn FnMut(Probe),
+}
+
+impl<'l> Lister<'l> {
+    fn new(
+        view: &'l KernelView,
+        pattern: &'l ProbePattern,
+        each: &'l mut dyn FnMut(Probe),
+    ) -> Self {
+        Self {
+            view,
+            pattern,
+            offset: offset(&pattern.name),
+            taken: HashSet::new(),
+            each,
+        }
+    }
+
+    fn functions(&mut self, module: &ModuleSymbols) {
+        for function in module.text_functions() {
+            self.symbol(&module.module.name, function.symbol);
+        }
+    }
+
+    fn symbol(&mut self, module: &str, symbol: Symbol<'_>) {
+        let is_function = symbol.is_text() && !symbol.absolute;
+        if is_function
+            && matches_part(&self.pattern.module, module)
+            && matches_part(&self.pattern.function, symbol.name)
+            && self.taken.insert((symbol.address, symbol.name.to_owned()))
+        {
+            self.probes(module, symbol);
+        }
+    }
+
+    fn probes(&mut self, module: &str, symbol: Symbol<'_>) {
+        let Self { view, pattern, .. } = self;
         let probe = |name: &str, moment, address| Probe {
             name: ProbeName::new(PROVIDER, module, symbol.name, name),
             signature: (moment != Moment::Point)
@@ -49,8 +145,8 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
                 moment,
             },
         };
-        if let Some(offset) = offset {
-            each(probe(
+        if let Some(offset) = self.offset {
+            (self.each)(probe(
                 &pattern.name,
                 Moment::Point,
                 symbol.address.wrapping_add(offset),
@@ -59,28 +155,7 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
         }
         for moment in [Moment::Entry, Moment::Return] {
             if matches_part(&pattern.name, moment.name()) {
-                each(probe(moment.name(), moment, symbol.address));
-            }
-        }
-    };
-    match ProbePattern::is_exact(&pattern.function) {
-        true => {
-            let symbols = view.kernel.symbols.all_of(&pattern.function);
-            for symbol in symbols.filter(|symbol| !view.has_freed(symbol.address)) {
-                of_symbol(KERNEL, symbol);
-            }
-            for found in view.modules.all_of(&pattern.function, None) {
-                of_symbol(found.module, found.symbol);
-            }
-        }
-        false => {
-            for function in view.text_functions() {
-                of_symbol(KERNEL, function.symbol);
-            }
-            for module in view.modules.modules() {
-                for function in module.text_functions() {
-                    of_symbol(&module.module.name, function.symbol);
-                }
+                (self.each)(probe(moment.name(), moment, symbol.address));
             }
         }
     }
@@ -126,6 +201,12 @@ pub fn unknown_functions(
             nearest: nearest(name),
         })
         .collect()
+}
+
+/// Checks whether a name stands for no moment and no offset.
+pub(super) fn is_no_moment(name: &str) -> bool {
+    let moments = [Moment::Entry, Moment::Return];
+    offset(name).is_none() && !moments.iter().any(|m| matches_part(name, m.name()))
 }
 
 /// Parses a name that is an offset.

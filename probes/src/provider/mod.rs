@@ -3,6 +3,7 @@
 
 mod dispatch;
 pub mod kprobe;
+pub mod module;
 pub mod system_calls;
 pub mod timer;
 pub mod tracepoint;

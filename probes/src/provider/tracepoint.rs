@@ -11,9 +11,10 @@
 //! system calls, the provider `syscall` has more.
 
 use introspect::kernel::jump_label::JumpLabelLayout;
+use introspect::kernel::modules::Module;
 use introspect::kernel::tracepoint::{Tracepoint, TracepointLayout};
 use introspect::system::PausedSystem;
-use introspect::{Gva, PausedMemory};
+use introspect::{Gva, MemoryView, PausedMemory};
 use vmm::machine::Handle;
 use vmm::speculation::find_call;
 
@@ -53,23 +54,38 @@ pub fn find(
     view: &KernelView,
     pattern: &ProbePattern,
 ) -> Result<TracepointMatches, String> {
-    let mut found = TracepointMatches::default();
     if !pattern.matches_provider(PROVIDER) {
-        return Ok(found);
+        return Ok(TracepointMatches::default());
     }
+    let modules = look
+        .modules()
+        .map(|modules| modules.items)
+        .unwrap_or_default();
+    find_in(look.kernel(), &modules, machine, view, pattern)
+}
+
+/// Finds the tracepoints that match `pattern`, of the kernel and of these modules; `memory` is a
+/// paused guest's.
+///
+/// # Errors
+/// As [`find`].
+pub(super) fn find_in(
+    memory: MemoryView<'_>,
+    modules: &[Module],
+    machine: &Handle,
+    view: &KernelView,
+    pattern: &ProbePattern,
+) -> Result<TracepointMatches, String> {
+    let mut found = TracepointMatches::default();
     let Some(btf) = view.kernel.btf() else {
         return Err("the kernel has no types, without which tracepoints are not found".into());
     };
     let layout =
         TracepointLayout::new(btf, &view.kernel.symbols).map_err(|error| error.to_string())?;
-    let modules = look
-        .modules()
-        .map(|modules| modules.items)
-        .unwrap_or_default();
-    let all = layout.read_all(look.kernel(), &modules);
+    let all = layout.read_all(memory, modules);
     found.incomplete = all.unread.iter().map(ToString::to_string).collect();
     let labels = JumpLabelLayout::new(btf, &view.kernel.symbols)
-        .map(|layout| layout.read_all(look.kernel(), &modules))
+        .map(|layout| layout.read_all(memory, modules))
         .unwrap_or_default();
     for tracepoint in &all.items {
         let module = tracepoint.module.as_deref().unwrap_or(KERNEL);

@@ -44,7 +44,7 @@ use crate::server::guest_ports;
 use crate::server::ports;
 use crate::signals::StopSignals;
 use crate::tail::Tail;
-use crate::tracing::Tracing;
+use crate::tracing::{Tracing, waits};
 use crate::vm::{Located, Vm};
 use expecting::Expecting;
 use files::{Files, Serial, is_beside_messages, kept, serial_output};
@@ -296,6 +296,7 @@ impl Plan<'_> {
         let tracing = Tracing::start(&vm.traceable(&view), &engine, &Request::of(names));
         let tracing = tracing.map_err(Failure::new)?;
         super::trace::tell_skipped(tracing.skipped());
+        tracing.open().for_each(|pattern| say(waits(pattern)));
         let clock = tracing.began();
         say(format_args!(
             "tracing {}; TSC {} is {} ns since 1970",
@@ -320,6 +321,7 @@ impl Plan<'_> {
         let armed = counting::Armed::start(&vm.traceable(view), &engine, expectations);
         let armed = armed.map_err(Failure::refused)?;
         super::trace::tell_skipped(armed.skipped());
+        armed.waiting().for_each(|pattern| say(waits(pattern)));
         Ok(Some(armed))
     }
 
@@ -375,6 +377,7 @@ impl Plan<'_> {
                 let started = Job::start(vm, &engine, &armed.view, request);
                 let (job, first) = started.map_err(Failure::refused)?;
                 super::trace::tell_skipped(job.skipped());
+                job.waiting().for_each(|pattern| say(waits(pattern)));
                 super::script::tell_attached(job.probes().len());
                 let output = self.trace_output(files)?;
                 let script = Running::start(vm.clone(), job, first, output)?;

@@ -8,13 +8,15 @@
 
 mod output;
 mod prepared;
+mod to_come;
 mod traceable;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use probes::engine::{HitOutcome, ProbeHit, ProbeStats, Program, Session, Waiter};
+use probes::engine::{Filter, HitOutcome, ProbeHit, ProbeStats, Program, Session, Waiter};
+use probes::module_probes::{Enable, ModuleProbes};
 use probes::probe::Probe;
 
 use crate::ast::Dialect;
@@ -24,7 +26,9 @@ use crate::record;
 use crate::render::Output;
 use crate::run::{ProbeTexts, RuleOutcome, Shared, run};
 use crate::value::Value;
+use prepared::texts;
 pub use prepared::{Finder, NotFound, Prepared, StartError};
+use to_come::{ToCome, codes_for};
 
 /// The program at a probe's hits: the rules of that probe, in the script's order.
 struct ScriptProgram {
@@ -58,6 +62,20 @@ impl Program for ScriptProgram {
     }
 }
 
+fn program(
+    shared: &Arc<Shared>,
+    clock: Clock,
+    probe: &Probe,
+    codes: Vec<Arc<Code>>,
+) -> Arc<dyn Program> {
+    Arc::new(ScriptProgram {
+        shared: shared.clone(),
+        codes,
+        texts: texts(&probe.name, shared.dialect),
+        clock,
+    })
+}
+
 /// The counters of a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScriptStats {
@@ -85,6 +103,11 @@ pub struct ScriptSession {
     clock: Clock,
     probes: Vec<Probe>,
     skipped: Vec<String>,
+    /// Probes of modules that are named, whether they are loaded or not.
+    modules: Option<ModuleProbes>,
+    /// The code for those that may come.
+    to_come: Vec<ToCome>,
+    filter_to_come: Filter,
 }
 
 impl fmt::Debug for ScriptSession {
@@ -107,6 +130,46 @@ impl ScriptSession {
     #[must_use]
     pub fn skipped(&self) -> &[String] {
         &self.skipped
+    }
+
+    /// Returns the patterns that wait for a module to be loaded.
+    pub fn waiting(&self) -> impl Iterator<Item = &str> {
+        let waiting = self.modules.iter().flat_map(ModuleProbes::waiting);
+        waiting.map(|pattern| pattern.text.as_str())
+    }
+
+    /// Enables the probes of modules that the guest has loaded since the last call. The guest is
+    /// held until it is called.
+    pub fn take_up(&mut self) {
+        self.look_for_modules(ModuleProbes::take_up);
+    }
+
+    /// Enables the probes of modules that `look` finds.
+    fn look_for_modules(
+        &mut self,
+        look: impl FnOnce(&mut ModuleProbes, &mut Session, &mut Enable<'_>),
+    ) {
+        let Some(mut modules) = self.modules.take() else {
+            return;
+        };
+        let (shared, clock, to_come) = (&self.shared, self.clock, &self.to_come);
+        let (probes, filter) = (&mut self.probes, &self.filter_to_come);
+        look(&mut modules, &mut self.session, &mut |session, probe| {
+            let codes = codes_for(to_come.iter(), &probe);
+            if codes.is_empty() {
+                return Ok(None);
+            }
+            let program = program(shared, clock, &probe, codes);
+            let number = session.enable_program(&probe, filter.clone(), program)?;
+            probes.push(probe);
+            Ok(Some(number))
+        });
+        self.modules = Some(modules);
+    }
+
+    /// Makes the program of a probe.
+    fn program(&self, probe: &Probe, codes: Vec<Arc<Code>>) -> Arc<dyn Program> {
+        program(&self.shared, self.clock, probe, codes)
     }
 
     /// Checks whether the script has ended itself.

@@ -1,16 +1,19 @@
 //! A script before it runs: finds its probes and compiles its rules for them.
 
 use probes::engine::{EnableError, Engine, Filter, RingSize, SessionError};
+use probes::module_probes::ModuleProbes;
 use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Probe, Target};
 
 pub use probes::provider::NotFound;
+use probes::provider::module;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use super::{ScriptProgram, ScriptSession, output};
+use super::to_come::ToCome;
+use super::{ScriptSession, output};
 use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
 use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
 use crate::context::Clock;
@@ -33,6 +36,13 @@ pub trait Finder {
     /// # Errors
     /// No probe matches; the error has similar names.
     fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound>;
+
+    /// Returns a probe of each kind that a pattern without probes may match later: those of a
+    /// module that is not loaded. Returns none if the pattern can never match.
+    fn to_come(&self, pattern: &str) -> Vec<Probe> {
+        let _ = pattern;
+        Vec::new()
+    }
 }
 
 /// A script that can be started.
@@ -40,6 +50,8 @@ pub struct Prepared {
     shared: Shared,
     words: usize,
     places: Places,
+    /// The patterns that name a module.
+    of_modules: Vec<ProbePattern>,
     /// The maps that are printed at the end, in order.
     printed: Vec<usize>,
     clock: Clock,
@@ -68,6 +80,8 @@ struct Places {
     begin: Vec<Code>,
     end: Vec<Code>,
     probes: Vec<Wanted>,
+    /// The code for probes that may come, in the script's order.
+    to_come: Vec<ToCome>,
     /// The indexes of `probes` by name: a name may stand for several targets.
     named: HashMap<ProbeName, Vec<usize>>,
 }
@@ -90,11 +104,20 @@ impl Places {
                 ProbeKind::Pattern(pattern) => pattern,
             };
             let must = ProbePattern::parse(pattern).is_ok_and(|pattern| pattern.is_one());
-            for probe in resolved.get(pattern.as_str()).into_iter().flatten() {
+            let Some(found) = resolved.get(pattern.as_str()) else {
+                continue;
+            };
+            for probe in &found.probes {
                 let code = compiled
                     .entry(ProbeKindInfo::of(probe))
                     .or_insert_with_key(|kind| Arc::new(compiler.rule(rule, kind)));
-                self.add(probe, code, must);
+                match found.to_come {
+                    true => self.to_come.push(ToCome {
+                        form: probe.clone(),
+                        code: code.clone(),
+                    }),
+                    false => self.add(probe, code, must),
+                }
             }
         }
     }
@@ -133,6 +156,12 @@ pub enum StartError {
     /// A probe could not be enabled.
     #[error(transparent)]
     Enable(#[from] EnableError),
+    /// A module to come cannot be seen.
+    #[error("{pattern}: its module is not loaded, and the kernel does not report new ones")]
+    Modules {
+        /// The pattern that names it.
+        pattern: String,
+    },
 }
 
 impl Prepared {
@@ -151,7 +180,7 @@ impl Prepared {
         let dialect = options.dialect;
         let resolved = resolve(script, finder, dialect)?;
         let mut compiler = Compiler::new(script, options, guest);
-        for probe in resolved.values().flatten() {
+        for probe in resolved.values().flat_map(|found| &found.probes) {
             compiler.may_put_out(longest_text(&probe.name));
         }
         for rule in &script.rules {
@@ -178,6 +207,7 @@ impl Prepared {
                 random: AtomicU64::new(clock.unix_ns),
             },
             places,
+            of_modules: of_modules(&resolved),
             printed,
             clock,
         })
@@ -215,7 +245,11 @@ impl Prepared {
         let session = engine.session(RingSize { slots, words })?;
         let shared = Arc::new(self.shared);
         let Places {
-            begin, end, probes, ..
+            begin,
+            end,
+            probes,
+            to_come,
+            ..
         } = self.places;
         let mut running = ScriptSession {
             session,
@@ -225,18 +259,16 @@ impl Prepared {
             clock: self.clock,
             probes: Vec::new(),
             skipped: Vec::new(),
+            modules: None,
+            to_come: Vec::new(),
+            filter_to_come: Filter::default(),
         };
         output::run(&begin, "BEGIN", &running.shared, &self.clock, each);
         if running.has_exited() {
             return Ok(running);
         }
         for Wanted { probe, codes, must } in probes {
-            let program = ScriptProgram {
-                shared: running.shared.clone(),
-                codes,
-                texts: texts(&probe.name, running.dialect()),
-                clock: self.clock,
-            };
+            let program = running.program(&probe, codes);
             let filter = match &probe.target {
                 // It belongs to no process.
                 Target::Timer {
@@ -244,21 +276,48 @@ impl Prepared {
                 } => Filter::default(),
                 _ => filter(&probe),
             };
-            match running
-                .session
-                .enable_program(&probe, filter, Arc::new(program))
-            {
+            match running.session.enable_program(&probe, filter, program) {
                 Ok(_) => running.probes.push(probe),
                 Err(error) if must => return Err(error.into()),
                 Err(error) => running.skipped.push(error.to_string()),
             }
         }
+        let enabled = running.probes.iter().zip(0..);
+        running.modules = ModuleProbes::follow(&running.session, self.of_modules, enabled);
+        if let (Some(first), None) = (to_come.first(), &running.modules) {
+            let pattern = first.form.name.to_string();
+            return Err(StartError::Modules { pattern });
+        }
+        running.filter_to_come = match to_come.first() {
+            // All of them belong to any process.
+            Some(first) => filter(&first.form),
+            None => Filter::default(),
+        };
+        running.to_come = to_come;
+        // A module may have come in between.
+        running.look_for_modules(ModuleProbes::take_up_present);
         Ok(running)
     }
 }
 
 /// The probes that match each pattern of a script.
-type Resolved<'s> = HashMap<&'s str, Vec<Probe>>;
+type Resolved<'s> = HashMap<&'s str, Found>;
+
+/// The probes of a pattern.
+struct Found {
+    probes: Vec<Probe>,
+    /// Whether these are the forms of probes of a module that is not loaded.
+    to_come: bool,
+}
+
+/// Returns the patterns that name a module of the kernel.
+fn of_modules(resolved: &Resolved<'_>) -> Vec<ProbePattern> {
+    let parsed = resolved.keys().map(|text| ProbePattern::parse(text));
+    let named = parsed.flatten().filter(|p| module::named(p).is_some());
+    let mut named: Vec<ProbePattern> = named.collect();
+    named.sort_by(|one, other| one.text.cmp(&other.text));
+    named
+}
 
 fn resolve<'s>(
     script: &'s Script,
@@ -275,14 +334,23 @@ fn resolve<'s>(
             continue;
         }
         match finder.find(pattern) {
-            Ok(found) => {
-                resolved.insert(pattern, found);
+            Ok(probes) => {
+                let to_come = false;
+                resolved.insert(pattern, Found { probes, to_come });
             }
-            Err(none) => wrong.push(Diagnostic {
-                dialect,
-                suggestions: none.nearest,
-                ..Diagnostic::new(spec.span, none.message)
-            }),
+            Err(none) => {
+                let probes = finder.to_come(pattern);
+                if probes.is_empty() {
+                    wrong.push(Diagnostic {
+                        dialect,
+                        suggestions: none.nearest,
+                        ..Diagnostic::new(spec.span, none.message)
+                    });
+                    continue;
+                }
+                let to_come = true;
+                resolved.insert(pattern, Found { probes, to_come });
+            }
         }
     }
     match wrong.is_empty() {
@@ -299,7 +367,8 @@ fn kinds_of(rule: &Rule, resolved: &Resolved<'_>) -> Vec<ProbeKindInfo> {
         let found = match &spec.kind {
             ProbeKind::Begin | ProbeKind::End => vec![ProbeKindInfo::default()],
             ProbeKind::Pattern(pattern) => {
-                let probes = resolved.get(pattern.as_str()).into_iter().flatten();
+                let found = resolved.get(pattern.as_str()).into_iter();
+                let probes = found.flat_map(|found| &found.probes);
                 probes.map(ProbeKindInfo::of).collect()
             }
         };
@@ -327,20 +396,27 @@ fn assigned(script: &Script) -> Vec<&str> {
     names.collect()
 }
 
-/// Returns an upper bound of the length in bytes of the longest of [`texts`].
+/// Returns an upper bound of the length in bytes of the longest of [`texts`]. The parts of a probe
+/// to come may be patterns for longer ones.
 fn longest_text(name: &ProbeName) -> usize {
+    /// The longest name of a function in bytes (`KSYM_NAME_LEN`).
+    const LONGEST_NAME: usize = 512;
     let ProbeName {
         provider,
         module,
         function,
         name,
     } = name;
-    let parts = [provider, module, function, name].map(|part| part.len() + 1);
+    let longest = |part: &String| match ProbePattern::is_exact(part) || part.is_empty() {
+        true => part.len(),
+        false => part.len().max(LONGEST_NAME),
+    };
+    let parts = [provider, module, function, name].map(|part| longest(part) + 1);
     parts.iter().sum()
 }
 
 /// Returns `probe` and `func` at a probe.
-fn texts(name: &ProbeName, dialect: Dialect) -> ProbeTexts {
+pub(super) fn texts(name: &ProbeName, dialect: Dialect) -> ProbeTexts {
     let ProbeName {
         provider,
         function,
@@ -362,6 +438,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::atomic::Ordering;
 
+    use probes::name::matches_part;
+    use probes::probe::Moment;
+
+    use super::super::to_come::codes_for;
     use super::*;
     use crate::parse::parse;
     use crate::record;
@@ -380,6 +460,83 @@ mod tests {
             ..Options::default()
         };
         Prepared::new(&script, &options, &Nobody, &Nobody, 1, CLOCK)
+    }
+
+    /// A guest without modules, into which any module may come.
+    struct Coming;
+
+    impl Finder for Coming {
+        fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound> {
+            Err(NotFound {
+                message: format!("no probe {pattern}"),
+                nearest: Vec::new(),
+            })
+        }
+
+        fn to_come(&self, pattern: &str) -> Vec<Probe> {
+            let pattern = ProbePattern::parse(pattern).unwrap();
+            let moments = [Moment::Entry, Moment::Return].into_iter();
+            let moments = moments.filter(|moment| matches_part(&pattern.name, moment.name()));
+            let probes =
+                moments.map(|moment| of_module(&pattern.module, &pattern.function, moment));
+            probes.filter(|probe| probe.name.module == "brd").collect()
+        }
+    }
+
+    fn of_module(module: &str, function: &str, moment: Moment) -> Probe {
+        Probe {
+            name: ProbeName::new("kprobe", module, function, moment.name()),
+            signature: None,
+            target: Target::Kernel {
+                address: introspect::Gva(0),
+                moment,
+            },
+        }
+    }
+
+    #[test]
+    fn rules_for_a_module_to_come_are_compiled_for_what_they_may_match() {
+        let text = "kprobe:brd:brd_init:, kprobe:brd:brd_*:entry { @a = count(); } \
+                    kprobe:brd:brd_*:return { print(func); } kprobe:brd:brd_init:entry { @c = 1; }";
+        let script = parse(text.as_bytes(), Dialect::Normal).unwrap();
+        let options = Options::default();
+        let prepared = Prepared::new(&script, &options, &Nobody, &Coming, 1, CLOCK).unwrap();
+        assert_eq!(prepared.probes().len(), 0);
+        let named: Vec<_> = prepared
+            .of_modules
+            .iter()
+            .map(|p| p.text.as_str())
+            .collect();
+        let mut expected = vec![
+            "kprobe:brd:brd_*:entry",
+            "kprobe:brd:brd_*:return",
+            "kprobe:brd:brd_init:",
+            "kprobe:brd:brd_init:entry",
+        ];
+        expected.sort_unstable();
+        assert_eq!(named, expected);
+        for (module, function, moment, codes) in [
+            ("brd", "brd_init", Moment::Entry, 2),
+            ("brd", "brd_init", Moment::Return, 2),
+            ("brd", "brd_exit", Moment::Entry, 1),
+            ("brd", "brd_exit", Moment::Return, 1),
+            ("brd", "del_brd", Moment::Entry, 0),
+            ("ext4", "brd_init", Moment::Entry, 0),
+        ] {
+            let probe = of_module(module, function, moment);
+            let found = codes_for(prepared.places.to_come.iter(), &probe);
+            assert_eq!(found.len(), codes, "{}", probe.name);
+        }
+        // The name that is printed may be as long as the kernel allows.
+        assert!(prepared.words > 512 / 8);
+        let other = parse(b"kprobe:ext4:ext4_sync:entry { }", Dialect::Normal).unwrap();
+        let wrong = Prepared::new(&other, &options, &Nobody, &Coming, 1, CLOCK)
+            .err()
+            .unwrap();
+        assert_eq!(
+            wrong.first().unwrap().message,
+            "no probe kprobe:ext4:ext4_sync:entry"
+        );
     }
 
     #[test]

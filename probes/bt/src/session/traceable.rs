@@ -3,7 +3,7 @@
 use introspect::kernel::btf::Btf;
 use probes::name::ProbePattern;
 use probes::probe::Probe;
-use probes::provider::{self, Traceable};
+use probes::provider::{self, Traceable, module};
 
 use super::{Finder, NotFound};
 use crate::compile::Guest;
@@ -34,5 +34,14 @@ impl Finder for &dyn Traceable {
         let pattern = ProbePattern::parse(pattern);
         let pattern = pattern.map_err(|error| NotFound::from(error.to_string()))?;
         provider::find(*self, &pattern)
+    }
+
+    fn to_come(&self, pattern: &str) -> Vec<Probe> {
+        match ProbePattern::parse(pattern) {
+            Ok(pattern) if module::to_come(self.view(), &pattern).is_some() => {
+                module::forms(self.view(), &pattern)
+            }
+            _ => Vec::new(),
+        }
     }
 }

@@ -121,6 +121,8 @@ pub(crate) struct Armed {
     kept_free: Suspended,
     /// Watches on files that are mapped, if there is a listener.
     file_watches: Vec<KernelSite>,
+    /// Watches on modules that are loaded, if there is a listener.
+    module_watches: Vec<KernelSite>,
     /// Watches on the start and end of processes, if a filter follows them.
     process_watches: Vec<KernelSite>,
     /// The number of probes in user text. While it is above 0, the machine holds user traps.
@@ -165,7 +167,9 @@ impl Engine {
             let watches = std::mem::take(&mut armed.text_watches);
             let processes = std::mem::take(&mut armed.process_watches);
             let files = std::mem::take(&mut armed.file_watches);
-            for spot in watches.into_iter().chain(processes).chain(files) {
+            let modules = std::mem::take(&mut armed.module_watches);
+            let listeners = files.into_iter().chain(modules);
+            for spot in watches.into_iter().chain(processes).chain(listeners) {
                 self.unwatch(armed, spot);
             }
             self.resume_kept(armed);
@@ -224,32 +228,50 @@ impl Engine {
     /// Releases the places of an enabled probe.
     pub(super) fn disarm(&self, enabled: &Arc<Enabled>, places: &[ArmedAt]) {
         let mut armed = self.armed();
+        self.release(&mut armed, enabled, places);
+        self.one_less(&mut armed);
+    }
+
+    /// Releases the places of an enabled probe and arms those of `probe` for it. After an error it
+    /// holds none, and is still counted as enabled.
+    pub(super) fn rearm(
+        &self,
+        probe: &Probe,
+        enabled: &Arc<Enabled>,
+        places: &[ArmedAt],
+    ) -> Result<Vec<ArmedAt>, EnableError> {
+        let mut armed = self.armed();
+        self.release(&mut armed, enabled, places);
+        self.place(&mut armed, probe, enabled)
+    }
+
+    fn release(&self, armed: &mut Armed, enabled: &Arc<Enabled>, places: &[ArmedAt]) {
         // In reverse order: semaphores are lowered before the watches are removed that keep their
         // counts out of files.
         for place in places.iter().rev() {
             match place {
                 ArmedAt::Site(spot) => {
-                    self.change(&mut armed, *spot, |plan| {
+                    self.change(armed, *spot, |plan| {
                         plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
                     })
                     .ok();
                 }
                 ArmedAt::Return(spot, function) => {
-                    self.remove_return(&mut armed, *spot, *function, enabled);
+                    self.remove_return(armed, *spot, *function, enabled);
                 }
                 ArmedAt::User(text, moment, function) => {
-                    self.disarm_user(&mut armed, text, *moment, *function, enabled);
+                    self.disarm_user(armed, text, *moment, *function, enabled);
                 }
-                ArmedAt::Static(text) => self.disarm_static(&mut armed, text, enabled),
+                ArmedAt::Static(text) => self.disarm_static(armed, text, enabled),
                 ArmedAt::Semaphore(text) => self.lower(text),
                 ArmedAt::Tracepoint(spot) => {
-                    let _ = self.change(&mut armed, *spot, |plan| {
+                    let _ = self.change(armed, *spot, |plan| {
                         plan.tracepoints
                             .retain(|(plan, _)| !Arc::ptr_eq(&plan.probe, enabled));
                     });
                 }
                 ArmedAt::SystemCall { number, moment } => {
-                    self.disarm_system_call(&mut armed, *number, *moment, enabled);
+                    self.disarm_system_call(armed, *number, *moment, enabled);
                 }
                 ArmedAt::Timer { bit } => {
                     self.0.ticker.stop(*bit);
@@ -257,7 +279,6 @@ impl Engine {
                 }
             }
         }
-        self.one_less(&mut armed);
     }
 
     fn refuse_own_use(

@@ -7,7 +7,7 @@ use introspect::Gva;
 use vmm::trap::ArmError;
 
 use super::super::watch::Watch;
-use super::super::{Engine, guest_files, guest_processes, guest_text};
+use super::super::{Engine, guest_files, guest_modules, guest_processes, guest_text};
 use super::{Armed, KernelSite};
 use crate::probe::Moment;
 
@@ -54,13 +54,31 @@ impl Engine {
     /// Arms watches on mapped files, for as long as there is any probe or listener. Returns whether
     /// the kernel has such a function.
     pub(in crate::engine) fn watch_files(&self) -> bool {
+        self.watch_for_listener(|armed| {
+            if armed.file_watches.is_empty() {
+                let watches = guest_files::watches(&self.0.view, &self.0.listeners);
+                armed.file_watches = self.watch_all(armed, watches, "new programs are not seen");
+            }
+            !armed.file_watches.is_empty()
+        })
+    }
+
+    /// Arms watches on loaded modules, in the same way.
+    pub(in crate::engine) fn watch_modules(&self) -> bool {
+        self.watch_for_listener(|armed| {
+            if armed.module_watches.is_empty() {
+                let watches = guest_modules::watches(&self.0.view, &self.0.module_listeners);
+                armed.module_watches = self.watch_all(armed, watches, "new modules are not seen");
+            }
+            !armed.module_watches.is_empty()
+        })
+    }
+
+    /// Counts one listener more, unless `watch` returns that it has armed no watch.
+    fn watch_for_listener(&self, watch: impl FnOnce(&mut Armed) -> bool) -> bool {
         let mut armed = self.armed();
         self.one_more(&mut armed);
-        if armed.file_watches.is_empty() {
-            let watches = guest_files::watches(&self.0.view, &self.0.listeners);
-            armed.file_watches = self.watch_all(&mut armed, watches, "new programs are not seen");
-        }
-        let found = !armed.file_watches.is_empty();
+        let found = watch(&mut armed);
         if !found {
             self.one_less(&mut armed);
         }
@@ -68,7 +86,7 @@ impl Engine {
     }
 
     /// Counts one listener fewer.
-    pub(in crate::engine) fn unwatch_files(&self) {
+    pub(in crate::engine) fn end_listening(&self) {
         let mut armed = self.armed();
         self.one_less(&mut armed);
     }
