@@ -28,7 +28,6 @@ pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
 pub(super) const MAX_DEPTH: usize = 16;
 /// The place of the encryption method in the header.
 const ENCRYPTION: u64 = 32;
-
 /// The place of the logarithm of the cluster size in the header.
 const CLUSTER_BITS: u64 = 20;
 /// The logarithms of the format's cluster sizes in bytes.
