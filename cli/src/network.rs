@@ -186,7 +186,7 @@ fn connect(
     })
 }
 
-/// Returns an address of those that nobody assigns.
+/// Returns a random, locally administered address.
 fn random_mac() -> io::Result<[u8; 6]> {
     let mut mac = [0; 6];
     getrandom(&mut mac, GetRandomFlags::empty())?;

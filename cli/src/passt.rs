@@ -190,7 +190,7 @@ impl Passt {
         }
     }
 
-    /// Tells the user on a thread of its own if the program ends before the watch.
+    /// Reports the program's early end to the user, on a thread of its own.
     ///
     /// # Errors
     /// If there is no thread for that.

@@ -16,7 +16,7 @@ use guest::build::initramfs::ExtraFile;
 
 /// The port at which the guest sends back what it gets.
 const ECHO: u16 = 7;
-/// What udhcpc(8) calls with what it was given.
+/// The script that udhcpc(8) calls with its lease.
 const LEASE: &str = "#!/bin/sh
 [ \"$1\" = bound ] || exit 0
 ip addr add $ip/$mask dev $interface && ip route add default via $router && echo lease-of-$ip
@@ -27,7 +27,7 @@ const SERVE: &str = "ip link set lo up && ip link set eth0 up && udhcpc -i eth0 
 /// Bytes enough for many frames, in which no two places are alike.
 const LENGTH: usize = 300_000;
 
-/// Returns a port of this host that nobody has.
+/// Returns a free port of this host.
 fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let address = listener.and_then(|listener| listener.local_addr());
@@ -123,7 +123,7 @@ fn a_guest_is_on_the_hosts_network_and_stays_there_over_a_snapshot() {
         words.extend(["--cmdline".to_owned(), cmdline.clone()]);
         words
     };
-    // A port that is taken is told before anything boots.
+    // A port in use is reported before the guest boots.
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap_or_else(|e| panic!("{e}"));
     let port = taken.local_addr().unwrap_or_else(|e| panic!("{e}")).port();
     let refused = world.run(boot(port), COMMAND_LIMIT);
@@ -162,7 +162,7 @@ fn a_guest_is_on_the_hosts_network_and_stays_there_over_a_snapshot() {
         printed.contains("\r\n1\r\n")
     });
 
-    // Without passt the guest goes on, with its link down.
+    // Without passt the guest continues, with its link down.
     let passt = passt(&machine).unwrap_or_else(|| panic!("no passt: {:?}", machine.printed()));
     kill_process(passt, Signal::KILL).unwrap_or_else(|e| panic!("{e}"));
     machine.wait_until("its end", COMMAND_LIMIT, |_, said| {

@@ -117,7 +117,7 @@ fn aligned(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// What an image has, for programs.
+/// The contents of an image as JSON.
 #[derive(Debug, Serialize)]
 struct Contents {
     table: String,

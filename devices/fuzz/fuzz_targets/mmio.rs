@@ -101,7 +101,7 @@ enum Kind {
 struct Maker {
     kind: Kind,
     fails: Arc<AtomicBool>,
-    /// The far end of the last network card's socket.
+    /// The peer of the last network card's socket.
     peer: Mutex<Option<UnixStream>>,
 }
 
@@ -226,7 +226,7 @@ fn packet(driver: &mut Driver, input: &mut Input) {
     driver.notify(queue);
 }
 
-/// Lets the far end of a network card's socket do something.
+/// Makes the peer of a network card's socket send, receive or close.
 fn peer(maker: &Maker, input: &mut Input) {
     let mut peer = maker.peer.lock().expect("the peer");
     let Some(socket) = &mut *peer else {

@@ -64,7 +64,7 @@ impl Default for Limits {
     }
 }
 
-/// What a machine needs to boot an image.
+/// The files and the command line by which a machine boots an image.
 #[derive(Debug)]
 pub struct BootFiles {
     /// The kernel's file.
@@ -77,7 +77,7 @@ pub struct BootFiles {
     pub chosen: Chosen,
 }
 
-/// What was chosen, for a user: as text it has several lines, without a line break at the end.
+/// The entry that is booted, for a user. Its text has several lines, without a line break at the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     /// The kind of the partition table.
@@ -86,7 +86,7 @@ pub struct Chosen {
     pub partition: Option<u32>,
     /// Its file system.
     pub file_system: Kind,
-    /// What describes the entry, its file, and its title.
+    /// The entry: its kind, its file and its title.
     pub entry: Entry,
 }
 

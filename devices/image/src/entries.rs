@@ -15,7 +15,7 @@ use crate::place::{MOST_ENTRIES, Place};
 use crate::volume::Volume;
 pub(crate) use uki::{Part, section};
 
-/// What describes an entry.
+/// The kind of description of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// A file of the Boot Loader Specification, type 1.
@@ -42,7 +42,7 @@ impl fmt::Display for Origin {
 /// Something that can be booted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What describes it.
+    /// The kind of its description.
     pub origin: Origin,
     /// The title of the menu.
     pub title: String,
@@ -66,7 +66,7 @@ pub struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
     pub found: Vec<Entry>,
-    /// What went wrong with the description of entries.
+    /// The faults in descriptions of entries, a line each.
     pub troubles: Vec<String>,
 }
 

@@ -30,7 +30,7 @@ pub struct File {
 }
 
 impl File {
-    /// Returns a file of these runs, in order of their offsets. What no run has is zero.
+    /// Returns a file of these runs, in order of their offsets. Bytes between runs are zero.
     pub(crate) fn new(window: Window, runs: Vec<Run>, length: u64) -> Self {
         Self {
             window,

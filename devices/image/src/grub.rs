@@ -27,7 +27,7 @@ pub(crate) struct MenuEntry {
     pub options: String,
 }
 
-/// What a configuration means.
+/// The result of a configuration.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// The entries, those of submenus included.
@@ -39,7 +39,7 @@ pub(crate) struct Outcome {
     pub variables: Variables,
     /// It shows the entries of the Boot Loader Specification.
     pub uses_bls: bool,
-    /// What ended the script early.
+    /// The reason for an early end of the script.
     pub trouble: Option<String>,
 }
 

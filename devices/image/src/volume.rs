@@ -1,4 +1,4 @@
-//! What stands in a partition, or on a disk without partitions.
+//! The contents of a partition, or of a disk without partitions.
 //!
 //! File systems are told apart by their magic numbers. Those that are not read have a name too, so
 //! that a user learns why nothing was found on them.
@@ -15,7 +15,7 @@ use crate::table::Partition;
 /// The most bytes of a file of configuration.
 pub(crate) const MOST_TEXT: u64 = 1 << 20;
 
-/// What a volume has.
+/// The kind of a volume's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// ext2, ext3 or ext4, which are read.
@@ -43,7 +43,7 @@ impl fmt::Display for Kind {
 pub struct Volume {
     /// The partition; `None` for a disk without a table.
     pub partition: Option<Partition>,
-    /// What is on it.
+    /// The kind of its contents.
     pub kind: Kind,
     /// The UUID of the file system, as Linux writes it.
     pub uuid: Option<String>,

@@ -15,7 +15,7 @@ const MOST_LINES: usize = 64;
 /// The most bytes of a line with its variables' values.
 const MOST_LINE: usize = 32 << 10;
 
-/// What a file of the specification says.
+/// The keys of a file of the specification.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Description {
     title: String,
@@ -92,7 +92,7 @@ fn configured(volume: &Volume, path: &str) -> Option<String> {
     let text = volume.text(path)?;
     let mut lines = text.lines().filter_map(key_and_value);
     let value = lines.find(|(key, _)| *key == "default")?.1;
-    // Names with an @ stand for what the loader remembers in the firmware.
+    // Names with an @ refer to variables of the firmware.
     (!value.starts_with('@')).then(|| value.to_owned())
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum Part {
     Initramfs,
 }
 
-/// What an image says of itself.
+/// The names in an image.
 pub(super) struct Unified {
     pub title: Option<String>,
     pub sort_key: String,

@@ -55,7 +55,7 @@ pub(crate) struct Ext {
     pub needs_recovery: bool,
 }
 
-/// What an inode says.
+/// The fields of an inode.
 struct Inode {
     mode: u16,
     size: u64,

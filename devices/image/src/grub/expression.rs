@@ -3,7 +3,7 @@
 /// The most words of an expression.
 const MOST_WORDS: usize = 64;
 
-/// What an expression asks about files.
+/// The tests of an expression on files.
 pub(super) trait Files {
     /// Returns the size of a file; `None` if there is none.
     fn size(&self, path: &str) -> Option<u64>;

@@ -31,7 +31,7 @@ const MOST_FILES: u32 = 16;
 /// The deepest submenu.
 const MOST_MENUS: usize = 4;
 
-/// What GRUB knows of itself, for scripts that ask.
+/// The state of GRUB that scripts can read.
 const FEATURES: [(&str, &str); 11] = [
     ("feature_menuentry_id", "y"),
     ("feature_menuentry_options", "y"),
@@ -46,7 +46,7 @@ const FEATURES: [(&str, &str); 11] = [
     ("grub_cpu", "x86_64"),
 ];
 
-/// What a menu shows.
+/// The items of a menu.
 #[derive(Debug, Clone)]
 pub(super) struct Item {
     pub title: String,
@@ -55,7 +55,7 @@ pub(super) struct Item {
     pub is_menu: bool,
 }
 
-/// What the commands `linux` and `initrd` of an entry named.
+/// The arguments of the commands `linux` and `initrd` of an entry.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Loaded {
     pub kernel: Option<Place>,

@@ -77,7 +77,7 @@ fn list(
 }
 
 /// Returns the entry that a default names: a number, a title or an id for each level, between `>`.
-/// A name that leads nowhere, and an entry that boots no Linux, stand for the first that does.
+/// A name without an entry, or an entry without Linux, means the first entry with Linux.
 fn default(found: &[Found], wanted: &str) -> Option<usize> {
     // A title may have a `>` of its own, written twice.
     let parts: Vec<String> = wanted

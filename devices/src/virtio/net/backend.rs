@@ -10,7 +10,7 @@ pub const SHORTEST_FRAME: usize = 14;
 /// header.
 pub const LONGEST_FRAME: usize = 65_535 + SHORTEST_FRAME;
 
-/// What a backend does with a frame besides carrying it. It never changes.
+/// The offloads of a backend. They never change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Abilities {
     /// True if it evaluates the header of a sent frame, and fills in that of a received one. It

@@ -16,7 +16,7 @@ const TCP6: u8 = VIRTIO_NET_HDR_GSO_TCPV6 as u8;
 /// The place of `num_buffers`.
 const BUFFERS: usize = 10;
 
-/// What the driver may ask of the device for a frame that it sends.
+/// The offloads that the driver may request for a frame that it sends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Permitted {
     /// To complete a checksum.

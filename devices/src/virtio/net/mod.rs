@@ -102,7 +102,7 @@ pub struct Net {
     abilities: Abilities,
     /// The negotiated features.
     features: u64,
-    /// True if the backend has yet to be told of the driver's offloads.
+    /// True if the driver's offloads are not set in the backend yet.
     offloads_due: bool,
     link: Link,
     /// The time at which the link of a restored device comes up. `None` before the first call.
@@ -114,7 +114,7 @@ pub struct Net {
     /// The received packet that the guest has no buffers for yet, and its length.
     waiting: Box<[u8]>,
     waiting_length: Option<usize>,
-    /// True if frames stand still until the backend has room.
+    /// True if transmission is suspended until the backend has room.
     stuck: bool,
 }
 
@@ -222,7 +222,7 @@ impl Net {
             return;
         }
         match self.up_at {
-            // The guest goes on with its addresses, which it tells the network.
+            // The guest keeps its addresses and announces them.
             None if !self.options.moved => {
                 self.restored = false;
                 self.link.up = self.backend.is_some();
@@ -365,7 +365,7 @@ impl VirtioDevice for Net {
     }
 
     fn save(&self) -> Vec<u8> {
-        // The network loses what was on its way, and the link is anew.
+        // Packets in flight are lost, and the link starts again.
         Vec::new()
     }
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::virtio::{Chain, Progress, Queues};
 
-/// What became of a packet.
+/// The result for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Placed {
     /// The guest has it, or never will.

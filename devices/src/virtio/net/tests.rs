@@ -417,7 +417,7 @@ fn a_restored_device_on_another_network_announces_its_guest_after_a_moment() {
         driver.replace(device(near, moved)).unwrap();
         drop(far);
         driver.run();
-        // Down, which the driver is told, and up again.
+        // Down, which is reported to the driver, and up again.
         assert_eq!(status_word(&mut driver), 0);
         assert_eq!(driver.interrupts(), 1);
         assert_eq!(driver.sleep(Duration::from_secs(10)), LINK_PAUSE);

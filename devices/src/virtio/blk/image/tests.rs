@@ -259,7 +259,7 @@ fn an_overlay_takes_the_writes_and_the_image_stays() {
             assert_eq!((byte(&mut *disk, 0), byte(&mut *disk, 512)), (old, 7));
             disk.flush().unwrap();
         }
-        // The kept one goes on, and begins a temporary one as well.
+        // The kept overlay continues, and a temporary one can begin with its content.
         assert_eq!(byte(&mut *open(&path, &kept).unwrap(), 512), 7);
         let saved = ImageOptions {
             saved_overlay: Some(file.clone()),

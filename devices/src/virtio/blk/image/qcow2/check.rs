@@ -328,7 +328,7 @@ fn words(file: &File, place: u64, count: u64) -> io::Result<Vec<u64>> {
         .collect())
 }
 
-/// Fills `bytes` from the file. What lies after its end, in its last cluster, is zero.
+/// Fills `bytes` from the file. Bytes after its end are zero.
 fn read_or_zero(file: &File, bytes: &mut [u8], place: u64) -> io::Result<()> {
     let mut done = 0;
     while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
