@@ -77,7 +77,8 @@ pub struct BootFiles {
     pub chosen: Chosen,
 }
 
-/// The entry that is booted, for a user. Its text has several lines, without a line break at the end.
+/// The entry that is booted, for a user. Its text has several lines, without a line break at the
+/// end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     /// The kind of the partition table.

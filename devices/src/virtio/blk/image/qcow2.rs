@@ -7,7 +7,7 @@ mod check;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ use super::super::BlockBackend;
 use super::{ImageError, ImageFormat, Layer, Overlay, lock, whole};
 
 pub use check::Damage;
-use check::check;
+use check::{ENTRY, check, cluster_bits};
 
 /// The first bytes of a qcow2 image.
 pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -28,14 +28,8 @@ pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
 pub(super) const MAX_DEPTH: usize = 16;
 /// The place of the encryption method in the header.
 const ENCRYPTION: u64 = 32;
-/// The place of the logarithm of the cluster size in the header.
-const CLUSTER_BITS: u64 = 20;
-/// The logarithms of the format's cluster sizes in bytes.
-const CLUSTER_SIZES: RangeInclusive<u32> = 9..=21;
 /// The maximum number of second-level tables, as QEMU has it.
 const MOST_TABLES: u64 = 4 << 20;
-/// The size in bytes of an entry of a table.
-const ENTRY: u64 = 8;
 /// The number of bytes that are zeroed at a time.
 const CHUNK: usize = 64 << 10;
 
@@ -62,19 +56,16 @@ struct Tables {
 
 impl Tables {
     /// Reads the size of tables from the header of an image of `length` bytes.
-    fn new(file: &File, length: u64) -> io::Result<Self> {
-        let mut bits = [0; 4];
-        file.read_exact_at(&mut bits, CLUSTER_BITS)?;
-        let bits = u32::from_be_bytes(bits);
-        if !CLUSTER_SIZES.contains(&bits) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let cluster = 1 << bits;
+    fn new(file: &File, length: u64) -> Result<Self, Damage> {
+        let cluster = 1 << cluster_bits(file)?;
         let covered = cluster * (cluster / ENTRY);
         let count = length.div_ceil(covered);
         if count > MOST_TABLES {
-            let message = format!("a disk of {length} bytes in clusters of {cluster}");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+            let field = "number of second-level tables";
+            return Err(Damage::Header {
+                field,
+                found: count,
+            });
         }
         Ok(Self {
             cluster,
@@ -102,17 +93,17 @@ impl Qcow2Image {
     fn new(
         access: FormatAccess<ImageFile>,
         path: &Path,
-        file: &File,
-        overlay: Option<File>,
+        file: File,
+        is_overlay: bool,
     ) -> Result<Self, ImageError> {
         let length = whole(path, access.size())?;
-        let tables = Tables::new(file, length).map_err(|source| ImageError::Qcow2 {
+        let tables = Tables::new(&file, length).map_err(|source| ImageError::Damaged {
             path: path.to_path_buf(),
             source,
         })?;
         Ok(Self {
             access,
-            overlay,
+            overlay: is_overlay.then_some(file),
             tables,
         })
     }
@@ -187,7 +178,7 @@ pub(super) fn image(layer: Layer, backing: Option<&Path>) -> Result<Qcow2Image, 
         path: path.clone(),
         source,
     })?;
-    Qcow2Image::new(access(layer, backing, 0)?, &path, &file, None)
+    Qcow2Image::new(access(layer, backing, 0)?, &path, file, false)
 }
 
 /// Opens the image in `layer` below an overlay, which begins with the content of `saved`, or empty.
@@ -221,8 +212,7 @@ pub(super) fn overlay(
     refuse_data_file(&top, &path)?;
     top.set_data_file(None);
     top.set_backing(Some(base));
-    let header = copy.try_clone().map_err(failed)?;
-    Qcow2Image::new(FormatAccess::new(top), &path, &header, Some(copy))
+    Qcow2Image::new(FormatAccess::new(top), &path, copy, true)
 }
 
 /// The image below an overlay.

@@ -24,7 +24,7 @@ const COMPRESSED: u64 = 1 << 62;
 /// The unit of a compressed cluster's length in bytes.
 const SECTOR: u64 = 512;
 /// The size of an entry of a table in bytes.
-const ENTRY: u64 = 8;
+pub(super) const ENTRY: u64 = 8;
 
 /// The reason that an image is not written.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +108,21 @@ pub fn check(file: &File, length: u64) -> Result<(), Damage> {
     all_counted(file, &header, &counts, &clusters)
 }
 
+/// Returns the logarithm of an image's cluster size in bytes.
+///
+/// # Errors
+/// If the file cannot be read, or the format has no such clusters.
+pub(super) fn cluster_bits(file: &File) -> Result<u32, Damage> {
+    let found = word(file, 20)?;
+    match CLUSTER_BITS.contains(&found) {
+        true => Ok(found),
+        false => Err(Damage::Header {
+            field: "logarithm of the cluster size",
+            found: found.into(),
+        }),
+    }
+}
+
 impl Header {
     fn read(file: &File) -> Result<Self, Damage> {
         let field = |field, found: u64, is_valid: bool| match is_valid {
@@ -116,13 +131,7 @@ impl Header {
         };
         let version = word(file, 4)?;
         field("version", version.into(), matches!(version, 2 | 3))?;
-        let cluster_bits = word(file, 20)?;
-        let is_valid = CLUSTER_BITS.contains(&cluster_bits);
-        field(
-            "logarithm of the cluster size",
-            cluster_bits.into(),
-            is_valid,
-        )?;
+        let cluster_bits = cluster_bits(file)?;
         let l1_entries = u64::from(word(file, 36)?);
         field(
             "size of the first-level table",
