@@ -86,6 +86,19 @@ pub fn boot_files(disk: &DiskConfig) -> Result<BootFiles, GuestImageError> {
     })
 }
 
+/// Reads the kernel that an image boots, without its initramfs.
+///
+/// # Errors
+/// As [`boot_files`] and [`kernel`].
+pub fn boot_kernel(disk: &DiskConfig) -> Result<(GuestKernel, KernelFile), GuestImageError> {
+    let read = open(disk)?.boot_kernel();
+    let (bytes, path) = read.map_err(|error| GuestImageError::Boot {
+        path: disk.path.clone(),
+        error,
+    })?;
+    kernel(disk, bytes, &path)
+}
+
 /// Reads the kernel of an image, whose path is shown as `IMAGE:/PATH`.
 ///
 /// # Errors

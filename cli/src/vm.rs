@@ -15,7 +15,7 @@ use probes::provider::Traceable;
 use probes::text_hash::TextHash;
 use trace_devices::{ptrace, trace};
 use vmm::machine::Handle;
-use vmm::snapshot::{self, Checks, SaveError, Saved, SnapshotInfo};
+use vmm::snapshot::{self, Checks, KernelReference, SaveError, Saved, SnapshotInfo};
 use vmm::{Machine, RunEnd};
 
 use crate::guest_kernel::GuestKernel;
@@ -50,6 +50,8 @@ pub struct Vm {
     pub(crate) name: VmName,
     /// The command line its kernel was booted with.
     pub(crate) command_line: String,
+    /// The reference to its kernel's file, for snapshots, whether that is at hand or not.
+    pub(crate) reference: Option<KernelReference>,
     /// Its kernel, if the file is at hand.
     pub(crate) kernel: Option<GuestKernel>,
     /// When it was made.
@@ -144,6 +146,7 @@ impl Vm {
             host,
             name,
             command_line: String::new(),
+            reference: kernel.as_ref().map(|kernel| kernel.reference.clone()),
             kernel,
             started: Instant::now(),
             console,
@@ -399,7 +402,7 @@ impl Vm {
     pub fn snapshot_info(&self) -> SnapshotInfo {
         SnapshotInfo {
             command_line: self.command_line.clone(),
-            kernel: self.kernel.as_ref().map(|k| k.reference.clone()),
+            kernel: self.reference.clone(),
         }
     }
 }

@@ -224,6 +224,7 @@ impl VmBuilder {
                 );
                 let mut vm = Vm::new(host, name, restored.machine, kernel, console);
                 (vm.command_line, vm.checks) = (restored.command_line, checks);
+                vm.reference = restored.kernel;
                 vm
             }
         };

@@ -22,8 +22,8 @@ fn info(vm: &Vm) -> Info {
         pid: std::process::id(),
         memory: vm.machine.ram().size(),
         cpus: vm.machine.vcpus(),
-        kernel: match &vm.kernel {
-            Some(kernel) => kernel.reference.path.display().to_string(),
+        kernel: match &vm.reference {
+            Some(kernel) => kernel.path.display().to_string(),
             None => "unknown".into(),
         },
         running_s: vm.started.elapsed().as_secs(),

@@ -211,29 +211,14 @@ impl Image {
         self.disk.allow(all.saturating_add(SEARCH));
         let kernel = self.open_place(&entry.kernel)?;
         let path = &entry.kernel.path;
-        let parts = [Part::Microcode, Part::Initramfs];
         let mut initramfs = Vec::new();
-        let kernel = match section(&kernel, Part::Kernel).filter(|_| entry.initrds.is_empty()) {
-            Some(place) => {
-                for place in parts.into_iter().filter_map(|part| section(&kernel, part)) {
-                    append(&mut initramfs, &kernel, place, limits.initramfs, path)?;
-                }
-                let mut bytes = Vec::new();
-                append(&mut bytes, &kernel, place, limits.kernel, path)?;
-                bytes
+        if entry.initrds.is_empty() && section(&kernel, Part::Kernel).is_some() {
+            let parts = [Part::Microcode, Part::Initramfs].into_iter();
+            for place in parts.filter_map(|part| section(&kernel, part)) {
+                append(&mut initramfs, &kernel, place, limits.initramfs, path)?;
             }
-            None => {
-                let mut bytes = Vec::new();
-                append(
-                    &mut bytes,
-                    &kernel,
-                    (0, kernel.length()),
-                    limits.kernel,
-                    path,
-                )?;
-                bytes
-            }
-        };
+        }
+        let kernel = kernel_in(&kernel, entry, limits.kernel)?;
         for place in &entry.initrds {
             let file = self.open_place(place)?;
             let whole = (0, file.length());
@@ -245,6 +230,19 @@ impl Image {
             command_line: entry.options.clone(),
             chosen: self.chosen(entry),
         })
+    }
+
+    /// Reads the kernel of the entry that is booted, without its initramfs. Returns it with its
+    /// path.
+    ///
+    /// # Errors
+    /// There is none, or its file is not read or too large.
+    pub fn boot_kernel(&self) -> Result<(Vec<u8>, String), BootError> {
+        let entry = self.default_entry()?;
+        let limit = Limits::default().kernel;
+        self.disk.allow(limit.saturating_add(SEARCH));
+        let kernel = self.open_place(&entry.kernel)?;
+        Ok((kernel_in(&kernel, entry, limit)?, entry.kernel.path.clone()))
     }
 
     /// Opens a file by its path in the running system: of the root file system, or of one that is
@@ -307,6 +305,15 @@ impl Image {
         parts.extend(self.troubles().iter().take(4).cloned());
         parts.join("; ")
     }
+}
+
+/// Reads the kernel in the file of an entry: the whole file, or a section of a unified image.
+fn kernel_in(file: &File, entry: &Entry, limit: u64) -> Result<Vec<u8>, BootError> {
+    let section = section(file, Part::Kernel).filter(|_| entry.initrds.is_empty());
+    let place = section.unwrap_or((0, file.length()));
+    let mut bytes = Vec::new();
+    append(&mut bytes, file, place, limit, &entry.kernel.path)?;
+    Ok(bytes)
 }
 
 /// Adds a part of a file to bytes that may become `limit` long. Each part begins at a multiple of

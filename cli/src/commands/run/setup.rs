@@ -132,10 +132,11 @@ pub fn make(
             true => None,
             false => check_in_use(restored.memory, &restored.machine, pages, confinement),
         };
-        let kernel = snapshot_kernel(args, restored.kernel.as_ref())?;
+        let saved = restored.kernel;
+        let kernel = snapshot_kernel(args, saved.as_ref())?;
         say(format_args!("{name}: restored from {}", folder.display()));
         let mut vm = Vm::new(host, name, restored.machine, kernel, console);
-        vm.command_line = restored.command_line;
+        (vm.command_line, vm.reference) = (restored.command_line, saved);
         (vm.started, vm.checks) = (started, checks);
         return Ok(vm);
     }
@@ -222,13 +223,8 @@ fn saved_kernel(
     let (Err(_), Some(image)) = (&found, image) else {
         return found;
     };
-    let files = guest_image::boot_files(image).ok();
-    let kernel = files.and_then(|files| {
-        let path = files.chosen.entry.kernel.path;
-        guest_image::kernel(image, files.kernel, &path).ok()
-    });
-    match kernel {
-        Some((kernel, _)) if saved.is_same_kernel(&kernel.reference) => Ok(kernel),
+    match guest_image::boot_kernel(image) {
+        Ok((kernel, _)) if saved.is_same_kernel(&kernel.reference) => Ok(kernel),
         _ => found,
     }
 }
@@ -247,10 +243,6 @@ fn snapshot_kernel(
             )),
         };
     };
-    // Unpacking the image's kernel takes longer than all the rest of a restore.
-    if args.image.is_some() && args.kernel.is_none() && !args.needs_kernel() {
-        return Ok(None);
-    }
     match saved_kernel(args, saved) {
         Ok(kernel) => {
             // The functions, modules' included, are known once the guest's memory is there.
