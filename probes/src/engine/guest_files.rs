@@ -7,7 +7,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::Gva;
@@ -18,6 +17,7 @@ use vmm::machine::Paused;
 use super::Engine;
 use super::calls::Calls;
 use super::hit::{Hit, HitPath};
+use super::listeners::{Listeners, Listening};
 use super::returns::Returning;
 use super::session::Waiter;
 use super::watch::Watch;
@@ -46,35 +46,18 @@ impl fmt::Debug for NewFile {
     }
 }
 
-/// The listeners for new files.
+/// The listeners for new files, and the files that were reported to all of them.
 #[derive(Default)]
-pub(super) struct Waiting {
-    listeners: Mutex<Vec<Listener>>,
-    /// Files that were reported.
+pub(super) struct FileListeners {
+    listeners: Listeners<(), NewFile>,
     known: Mutex<HashSet<Gva>>,
-}
-
-/// The sending side of a [`Listening`].
-struct Listener {
-    files: Sender<NewFile>,
-    waiter: Arc<Waiter>,
-}
-
-pub(super) type Listeners = Arc<Waiting>;
-
-/// One of the listeners, until it is dropped.
-struct Listening {
-    waiting: Listeners,
-    files: Receiver<NewFile>,
-    /// The same as the listener's.
-    waiter: Arc<Waiter>,
 }
 
 /// A listener for new files. The guest is paused for each file until the listener has taken and
 /// dropped it. Drop the listener to stop.
 pub struct NewFiles {
     engine: Engine,
-    listening: Listening,
+    listening: Listening<(), NewFile>,
 }
 
 impl fmt::Debug for NewFiles {
@@ -83,48 +66,22 @@ impl fmt::Debug for NewFiles {
     }
 }
 
-impl Waiting {
-    fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl FileListeners {
     fn known(&self) -> MutexGuard<'_, HashSet<Gva>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl Listening {
-    fn new(waiting: &Listeners, waiter: Waiter) -> Self {
-        let (sender, files) = channel();
-        let waiter = Arc::new(waiter);
+    fn listen(&self, waiter: Waiter) -> Listening<(), NewFile> {
         // No file was reported to a new listener yet.
-        waiting.known().clear();
-        waiting.listeners().push(Listener {
-            files: sender,
-            waiter: waiter.clone(),
-        });
-        Self {
-            waiting: waiting.clone(),
-            files,
-            waiter,
-        }
-    }
-}
-
-impl Drop for Listening {
-    fn drop(&mut self) {
-        // It must not keep the session's rings until a next file, which may never be mapped.
-        let mut listeners = self.waiting.listeners();
-        listeners.retain(|listener| !Arc::ptr_eq(&listener.waiter, &self.waiter));
+        self.known().clear();
+        self.listeners.listen((), waiter)
     }
 }
 
 impl NewFiles {
     /// Listens for a session whose drainer waits by `waiter`.
     pub(super) fn listen(engine: &Engine, waiter: Waiter) -> Option<Self> {
-        let listening = Listening::new(&engine.0.listeners, waiter);
+        let listening = engine.0.file_listeners.listen(waiter);
         engine.watch_files().then(|| Self {
             engine: engine.clone(),
             listening,
@@ -134,7 +91,7 @@ impl NewFiles {
     /// Returns the next file, if one was mapped. Never waits.
     #[must_use]
     pub fn next(&self) -> Option<NewFile> {
-        self.listening.files.try_recv().ok()
+        self.listening.next()
     }
 }
 
@@ -145,7 +102,10 @@ impl Drop for NewFiles {
 }
 
 /// Returns the watches with the functions to put them on.
-pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc<dyn Watch>)> {
+pub(super) fn watches(
+    view: &KernelView,
+    listeners: &Arc<FileListeners>,
+) -> Vec<(Gva, Arc<dyn Watch>)> {
     const FUNCTION: &str = "mmap_region";
     let watch = || {
         let btf = view.kernel.btf()?;
@@ -153,7 +113,7 @@ pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc
             flags: parameter(btf, FUNCTION, "vm_flags")?,
             file_mapping: btf.member("file.f_mapping").ok()?.byte_offset,
             space: view.kernel.space,
-            waiting: listeners.clone(),
+            listeners: listeners.clone(),
             calls: Calls::default(),
         });
         Some((Gva(view.kernel.symbols.address_of(FUNCTION)?), watch))
@@ -166,7 +126,7 @@ struct FileWatch {
     flags: usize,
     file_mapping: u64,
     space: AddressSpace,
-    waiting: Listeners,
+    listeners: Arc<FileListeners>,
     /// The files of calls in progress.
     calls: Calls<Gva>,
 }
@@ -185,7 +145,7 @@ impl Watch for FileWatch {
         let Ok(mapping) = read_u64(hit.memory, self.space, place).map(Gva) else {
             return false;
         };
-        let known = self.waiting.known();
+        let known = self.listeners.known();
         if known.contains(&mapping) {
             return false;
         }
@@ -201,48 +161,17 @@ impl Watch for FileWatch {
         if hit.registers.rax >= LOWEST_ERROR {
             return;
         }
-        let mut known = self.waiting.known();
+        let mut known = self.listeners.known();
         if known.len() >= MOST_FILES {
             known.clear();
         }
         known.insert(mapping);
         drop(known);
-        let mut listeners = self.waiting.listeners();
-        if listeners.is_empty() {
-            return;
-        }
-        let held = Arc::new(cpu.hold());
-        listeners.retain(|listener| {
-            let _held = held.clone();
-            let sent = listener.files.send(NewFile { mapping, _held });
-            listener.waiter.wake();
-            sent.is_ok()
-        });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::doorbell::Doorbell;
-    use crate::engine::session::SessionShared;
-
-    #[test]
-    fn a_listener_that_has_ended_holds_nothing_of_its_session() {
-        let shared = Arc::new(SessionShared {
-            rings: Vec::new(),
-            skipped_ticks: Arc::default(),
-            doorbell: Doorbell::new().unwrap(),
-        });
-        let waiting = Listeners::default();
-        let others = Listening::new(&waiting, Waiter::of(&shared));
-        let ended = Listening::new(&waiting, Waiter::of(&shared));
-        let held = Arc::strong_count(&shared);
-        drop(ended);
-        assert_eq!(Arc::strong_count(&shared), held - 1);
-        assert_eq!(waiting.listeners().len(), 1);
-        drop(others);
-        assert_eq!(Arc::strong_count(&shared), 1);
+        let report = |held| NewFile {
+            mapping,
+            _held: held,
+        };
+        let listeners = &self.listeners.listeners;
+        listeners.report(|()| true, || cpu.hold(), report);
     }
 }

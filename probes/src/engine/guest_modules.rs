@@ -10,8 +10,7 @@
 //! Source: `load_module`, `do_init_module` (kernel/module/main.c).
 
 use std::fmt;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use introspect::kernel::loaded_modules::ModuleSymbols;
 use introspect::kernel::module_readers::ModuleReaders;
@@ -22,6 +21,7 @@ use vmm::machine::Paused;
 
 use super::Engine;
 use super::hit::{Hit, HitPath};
+use super::listeners::{Listeners, Listening};
 use super::session::Waiter;
 use super::watch::Watch;
 use crate::kernel_view::KernelView;
@@ -41,34 +41,13 @@ impl fmt::Debug for NewModule {
     }
 }
 
-/// The listeners for new modules.
-#[derive(Default)]
-pub(super) struct Waiting {
-    listeners: Mutex<Vec<Listener>>,
-}
+/// The listeners for new modules, each with the names that it waits for.
+pub(super) type ModuleListeners = Listeners<Arc<[String]>, Coming>;
 
 /// A module that is about to be initialised: the address of its `struct module`.
-struct Coming {
+pub(super) struct Coming {
     address: Gva,
     held: Arc<Paused>,
-}
-
-/// The sending side of a [`Listening`].
-struct Listener {
-    names: Arc<[String]>,
-    modules: Sender<Coming>,
-    waiter: Arc<Waiter>,
-}
-
-pub(super) type ModuleListeners = Arc<Waiting>;
-
-/// One of the listeners, until it is dropped.
-struct Listening {
-    waiting: ModuleListeners,
-    names: Arc<[String]>,
-    modules: Receiver<Coming>,
-    /// The same as the listener's.
-    waiter: Arc<Waiter>,
 }
 
 /// A listener for modules of some names. The guest is paused for each until the listener has taken
@@ -76,54 +55,15 @@ struct Listening {
 pub struct NewModules {
     engine: Engine,
     readers: ModuleReaders,
-    listening: Listening,
+    names: Arc<[String]>,
+    listening: Listening<Arc<[String]>, Coming>,
 }
 
 impl fmt::Debug for NewModules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NewModules")
-            .field("names", &self.listening.names)
+            .field("names", &self.names)
             .finish_non_exhaustive()
-    }
-}
-
-impl Waiting {
-    fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Listener {
-    fn awaits(&self, name: &str) -> bool {
-        self.names.iter().any(|awaited| awaited == name)
-    }
-}
-
-impl Listening {
-    fn new(waiting: &ModuleListeners, names: Vec<String>, waiter: Waiter) -> Self {
-        let (sender, modules) = channel();
-        let (waiter, names) = (Arc::new(waiter), Arc::from(names));
-        waiting.listeners().push(Listener {
-            names: Arc::clone(&names),
-            modules: sender,
-            waiter: waiter.clone(),
-        });
-        Self {
-            waiting: waiting.clone(),
-            names,
-            modules,
-            waiter,
-        }
-    }
-}
-
-impl Drop for Listening {
-    fn drop(&mut self) {
-        // It must not keep the session's rings until a next module, which may never come.
-        let mut listeners = self.waiting.listeners();
-        listeners.retain(|listener| !Arc::ptr_eq(&listener.waiter, &self.waiter));
     }
 }
 
@@ -131,10 +71,12 @@ impl NewModules {
     /// Listens for modules of these names, for a session whose drainer waits by `waiter`.
     pub(super) fn listen(engine: &Engine, names: Vec<String>, waiter: Waiter) -> Option<Self> {
         let readers = engine.0.view.module_readers()?;
-        let listening = Listening::new(&engine.0.module_listeners, names, waiter);
+        let names: Arc<[String]> = names.into();
+        let listening = engine.0.module_listeners.listen(names.clone(), waiter);
         engine.watch_modules().then(|| Self {
             engine: engine.clone(),
             readers,
+            names,
             listening,
         })
     }
@@ -144,7 +86,7 @@ impl NewModules {
     #[must_use]
     pub fn next(&self) -> Option<NewModule> {
         loop {
-            let Coming { address, held } = self.listening.modules.try_recv().ok()?;
+            let Coming { address, held } = self.listening.next()?;
             let read = self.look(|view| self.readers.module_at(view, address));
             match read {
                 Ok(symbols) => {
@@ -163,9 +105,8 @@ impl NewModules {
         let is_there = |state| matches!(state, ModuleState::Live | ModuleState::Coming);
         let found: Vec<_> = self.look(|view| {
             let listed = self.readers.list(view).items.into_iter();
-            let awaited = listed.filter(|module| {
-                is_there(module.state) && self.listening.names.contains(&module.name)
-            });
+            let awaited =
+                listed.filter(|module| is_there(module.state) && self.names.contains(&module.name));
             let read = awaited.map(|module| self.readers.module_at(view, module.address));
             read.collect()
         });
@@ -206,7 +147,7 @@ pub(super) fn watches(
         let watch: Arc<dyn Watch> = Arc::new(ModuleWatch {
             readers: view.module_readers()?,
             space: view.kernel.space,
-            waiting: listeners.clone(),
+            listeners: listeners.clone(),
         });
         Some((view.module_start()?, watch))
     };
@@ -216,7 +157,7 @@ pub(super) fn watches(
 struct ModuleWatch {
     readers: ModuleReaders,
     space: AddressSpace,
-    waiting: ModuleListeners,
+    listeners: ModuleListeners,
 }
 
 impl Watch for ModuleWatch {
@@ -226,57 +167,12 @@ impl Watch for ModuleWatch {
         let memory = PausedMemory::brief(hit.memory);
         let name = self.readers.name_at(memory.view(self.space), Gva(address));
         let Ok(name) = name else { return false };
-        let mut listeners = self.waiting.listeners();
-        if !listeners.iter().any(|listener| listener.awaits(&name)) {
-            return false;
-        }
-        let held = Arc::new(cpu.hold());
-        listeners.retain(|listener| {
-            if !listener.awaits(&name) {
-                return true;
-            }
-            let coming = Coming {
-                address: Gva(address),
-                held: held.clone(),
-            };
-            let sent = listener.modules.send(coming);
-            listener.waiter.wake();
-            sent.is_ok()
-        });
-        false
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::doorbell::Doorbell;
-    use crate::engine::session::SessionShared;
-
-    #[test]
-    fn a_listener_hears_of_its_modules_and_holds_nothing_once_it_has_ended() {
-        let shared = Arc::new(SessionShared {
-            rings: Vec::new(),
-            skipped_ticks: Arc::default(),
-            doorbell: Doorbell::new().unwrap(),
-        });
-        let waiting = ModuleListeners::default();
-        let listen = |name: &str| {
-            let names = vec!["kvm".to_owned(), name.to_owned()];
-            Listening::new(&waiting, names, Waiter::of(&shared))
+        let report = |held| Coming {
+            address: Gva(address),
+            held,
         };
-        let (others, ended) = (listen("brd"), listen("ext4"));
-        for (name, expected) in [("kvm", 2), ("brd", 1), ("ext4", 1), ("kvm_amd", 0)] {
-            let listeners = waiting.listeners();
-            let found = listeners.iter().filter(|listener| listener.awaits(name));
-            assert_eq!(found.count(), expected, "{name}");
-        }
-        let held = Arc::strong_count(&shared);
-        drop(ended);
-        assert_eq!(Arc::strong_count(&shared), held - 1);
-        assert_eq!(waiting.listeners().len(), 1);
-        drop(others);
-        assert_eq!(Arc::strong_count(&shared), 1);
+        self.listeners
+            .report(|names| names.contains(&name), || cpu.hold(), report);
+        false
     }
 }

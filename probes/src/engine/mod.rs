@@ -21,6 +21,7 @@ mod guest_pages;
 mod guest_processes;
 mod guest_text;
 mod hit;
+mod listeners;
 mod plan;
 mod processes;
 mod program;
@@ -68,7 +69,7 @@ use crate::kernel_view::entry_function;
 use crate::syscall_entry::SystemCallRegisters;
 use current::Tasks;
 use filter::HitFilter;
-use guest_files::Listeners;
+use guest_files::FileListeners;
 use guest_modules::ModuleListeners;
 use guest_pages::GuestPages;
 use guest_processes::Followers;
@@ -149,7 +150,7 @@ struct Inner {
     /// probe.
     keeps_free: Arc<AtomicBool>,
     followers: Followers,
-    listeners: Listeners,
+    file_listeners: Arc<FileListeners>,
     module_listeners: ModuleListeners,
     ticker: timers::Ticker,
 }
@@ -228,7 +229,7 @@ impl Engine {
             pages,
             armed: Mutex::default(),
             followers: Followers::default(),
-            listeners: Listeners::default(),
+            file_listeners: Arc::default(),
             module_listeners: ModuleListeners::default(),
         }))
     }

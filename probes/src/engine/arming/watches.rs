@@ -56,7 +56,7 @@ impl Engine {
     pub(in crate::engine) fn watch_files(&self) -> bool {
         self.watch_for_listener(|armed| {
             if armed.file_watches.is_empty() {
-                let watches = guest_files::watches(&self.0.view, &self.0.listeners);
+                let watches = guest_files::watches(&self.0.view, &self.0.file_listeners);
                 armed.file_watches = self.watch_all(armed, watches, "new programs are not seen");
             }
             !armed.file_watches.is_empty()
