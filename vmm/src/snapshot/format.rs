@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::hex::hex;
 
 /// The version of the body. Raised with every change of the saved state.
-pub const FORMAT_VERSION: u32 = 7;
+pub const FORMAT_VERSION: u32 = 8;
 const MAGIC: &[u8; 8] = b"EXOTSNAP";
 const HEADER: usize = 56;
 
@@ -104,7 +104,43 @@ pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use devices::virtio::QueueError;
+    use devices::virtio::console::{EndOfFile, WhenFull};
+    use serde::de::DeserializeOwned;
+    use serde_reflection::{Samples, Tracer, TracerConfig};
+
     use super::*;
+    use crate::machine::virtio::{DeviceConfig, ImageFormat, Overlay, SavedRegisters};
+    use crate::snapshot::SavedMachine;
+    use crate::snapshot::pieces::Piece;
+
+    /// The hash of the body's fields and their types, in [`FORMAT_VERSION`].
+    const SHAPE: &str = "2c d9 16 21 c0 c5 df 63 07 15 b9 8b bd e2 3c ab 94 fe 7a 3a bc 6d 7f 56 35 dc 76 f0 d4 b6 93 93";
+
+    #[test]
+    fn a_changed_body_has_another_version() {
+        fn trace<T: DeserializeOwned>(tracer: &mut Tracer) {
+            let traced = tracer.trace_type::<T>(&Samples::new());
+            traced.unwrap_or_else(|e| panic!("{e}: {}", e.explanation()));
+        }
+        let mut tracer = Tracer::new(TracerConfig::default());
+        trace::<SavedMachine>(&mut tracer);
+        // The variants of an enum are found from itself alone.
+        trace::<DeviceConfig>(&mut tracer);
+        trace::<EndOfFile>(&mut tracer);
+        trace::<ImageFormat>(&mut tracer);
+        trace::<Overlay>(&mut tracer);
+        trace::<Piece>(&mut tracer);
+        trace::<QueueError>(&mut tracer);
+        trace::<SavedRegisters>(&mut tracer);
+        trace::<WhenFull>(&mut tracer);
+        let registry = tracer.registry().unwrap();
+        let found = hex(&Sha256::digest(format!("{registry:?}")));
+        assert_eq!(
+            found, SHAPE,
+            "the saved state has changed: raise FORMAT_VERSION, and put the new hash here ({registry:#?})"
+        );
+    }
 
     #[test]
     fn what_was_written_reads_back() {
@@ -115,13 +151,13 @@ mod tests {
     fn every_kind_of_damage_is_told_apart() {
         let good = encode(b"some body");
         let mut other_version = good.clone();
-        other_version[8] = 9;
+        other_version[8] += 1;
         let mut flipped = good.clone();
         *flipped.last_mut().unwrap() ^= 1;
         let cases = [
             (b"hello".to_vec(), "not a snapshot"),
             (Vec::new(), "not a snapshot"),
-            (other_version, "format 9"),
+            (other_version, &format!("format {}", FORMAT_VERSION + 1)),
             (
                 good[..good.len() - 1].to_vec(),
                 "8 bytes of state, 9 were written",

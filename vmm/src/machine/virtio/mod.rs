@@ -97,7 +97,7 @@ enum Registers {
 
 /// The state of a device's registers in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
-enum SavedRegisters {
+pub(crate) enum SavedRegisters {
     Mmio(TransportState),
     Pci(PciState),
 }
