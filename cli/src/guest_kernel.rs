@@ -44,7 +44,6 @@ pub struct GuestKernel {
     /// The reference to the file, for snapshots.
     pub reference: KernelReference,
     known: ImageTables,
-    panic_finder: Option<PanicFinder>,
 }
 
 impl fmt::Debug for GuestKernel {
@@ -125,17 +124,11 @@ impl GuestKernel {
             })?;
         let reference = KernelReference::new(path, file.elf());
         let known = ImageTables::of(&image, &reference);
-        let symbols = known.symbols.as_ref().ok();
-        let panic_cpu = symbols.and_then(|symbols| symbols.address_of(PanicFinder::symbol()));
-        let kernel = Self {
-            panic_finder: PanicFinder::of_image(&image, panic_cpu),
-            known,
-            reference,
-        };
-        Ok((kernel, file))
+        Ok((Self { reference, known }, file))
     }
 
-    /// Reads the kernel that a snapshot runs, from `path` or from its original path.
+    /// Reads the kernel that a snapshot runs, from `path` or from its original path. Without `path`
+    /// the tables that an earlier run has kept are enough, and no file is read.
     ///
     /// # Errors
     /// As [`Self::open`], and if it is another kernel.
@@ -143,6 +136,10 @@ impl GuestKernel {
         saved: &KernelReference,
         path: Option<&Path>,
     ) -> Result<Self, GuestKernelError> {
+        if let (None, Some(known)) = (path, ImageTables::kept(saved)) {
+            let reference = saved.clone();
+            return Ok(Self { reference, known });
+        }
         let (kernel, _) = Self::open(path.unwrap_or(&saved.path))?;
         if saved.is_same_kernel(&kernel.reference) {
             return Ok(kernel);
@@ -157,7 +154,7 @@ impl GuestKernel {
 
     /// Returns the finder of a panic in the guest's memory; `None` if the kernel is not Linux.
     pub fn panic_finder(&self) -> Option<PanicFinder> {
-        self.panic_finder.clone()
+        self.known.panic_finder.clone()
     }
 
     /// Checks whether this is a Linux kernel; `true` if nothing is known.

@@ -1,4 +1,5 @@
-//! A kernel's symbols and types from its image, and the cache that keeps them decoded between runs.
+//! A kernel's symbols, types and panic finder from its image, and the cache that keeps them decoded
+//! between runs.
 //!
 //! The cache is a folder with a file for each kernel, named by the image's hash. A file appears
 //! whole and is never changed. Without a usable cache everything is decoded anew, which only costs
@@ -13,6 +14,7 @@ use guest::Cache;
 use introspect::kernel::btf::Btf;
 use introspect::kernel::cached::DecodedKernel;
 use introspect::kernel::image::KernelImage;
+use introspect::kernel::panic::PanicFinder;
 use introspect::kernel::shared_bytes::SharedBytes;
 use introspect::kernel::symbols::Symbols;
 use vmm::snapshot::KernelReference;
@@ -30,6 +32,8 @@ pub struct ImageTables {
     pub symbols: Result<Symbols, String>,
     /// The types, or the reason for their absence.
     pub types: Result<Btf, String>,
+    /// The finder of its panic; `None` if the kernel is not Linux.
+    pub panic_finder: Option<PanicFinder>,
 }
 
 impl ImageTables {
@@ -47,9 +51,31 @@ impl ImageTables {
         }
     }
 
+    /// Returns the tables of a kernel whose image is not at hand; `None` if the cache does not have
+    /// them.
+    pub fn kept(reference: &KernelReference) -> Option<Self> {
+        let folder = Cache::open().ok()?.root().join(FOLDER);
+        Self::kept_in(&folder, reference)
+    }
+
+    fn kept_in(folder: &Path, reference: &KernelReference) -> Option<Self> {
+        let key = reference.hash.to_string();
+        let kept = read(&folder.join(&key), key.as_bytes()).ok()?;
+        Some(Self {
+            symbols: Ok(kept.symbols),
+            // Why a kernel has no types is known from its image alone.
+            types: Ok(kept.btf?),
+            panic_finder: kept.panic_finder,
+        })
+    }
+
     fn decode(image: &KernelImage) -> Self {
+        let symbols = image.symbols().map_err(|error| error.to_string());
+        let named = symbols.as_ref().ok();
+        let panic_cpu = named.and_then(|symbols| symbols.address_of(PanicFinder::symbol()));
         Self {
-            symbols: image.symbols().map_err(|error| error.to_string()),
+            panic_finder: PanicFinder::of_image(image, panic_cpu),
+            symbols,
             types: image.btf().map_err(|error| error.to_string()),
         }
     }
@@ -66,6 +92,7 @@ impl ImageTables {
                         || image.btf().map_err(|error| error.to_string()),
                         Ok::<_, String>,
                     ),
+                    panic_finder: kept.panic_finder,
                 };
             }
             Err(why) => log::info!("{}: {why}; the kernel is decoded", file.display()),
@@ -76,6 +103,7 @@ impl ImageTables {
                 symbols: symbols.clone(),
                 btf: decoded.types.clone().ok(),
                 banner: None,
+                panic_finder: decoded.panic_finder.clone(),
             };
             if let Err(error) = write(&file, &kernel.to_bytes(key.as_bytes())) {
                 log::warn!("{}: {error}", file.display());
@@ -129,6 +157,11 @@ mod tests {
 
     use super::*;
 
+    /// Types of none: the header of linux/btf.h, and one empty string.
+    const EMPTY_BTF: [u8; 25] = [
+        0x9f, 0xeb, 1, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0,
+    ];
+
     fn micro() -> (KernelImage, KernelReference) {
         let elf = guest::micro::elf();
         let reference = KernelReference::new(Path::new("micro"), &elf);
@@ -178,6 +211,27 @@ mod tests {
         let again = ImageTables::through(&folder, &image, &reference);
         assert_eq!(names(&again), names(&first));
         assert_eq!(fs::read(&file).unwrap(), kept);
+    }
+
+    #[test]
+    fn a_kernel_whose_types_are_kept_needs_no_image() {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, reference) = micro();
+        assert!(ImageTables::kept_in(folder.path(), &reference).is_none());
+        ImageTables::through(folder.path(), &image, &reference);
+        // The micro guest has no types: its image says why.
+        assert!(ImageTables::kept_in(folder.path(), &reference).is_none());
+        let kernel = DecodedKernel {
+            symbols: image.symbols().unwrap(),
+            btf: Some(Btf::parse(&EMPTY_BTF).unwrap()),
+            banner: None,
+            panic_finder: None,
+        };
+        let key = reference.hash.to_string();
+        let bytes = kernel.to_bytes(key.as_bytes());
+        write(&folder.path().join(&key), &bytes).unwrap();
+        let kept = ImageTables::kept_in(folder.path(), &reference).unwrap();
+        assert_eq!(names(&kept), names(&ImageTables::decode(&image)));
     }
 
     #[test]

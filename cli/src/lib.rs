@@ -51,7 +51,7 @@ mod listener;
 mod log_lines;
 mod memory_size;
 mod messages;
-mod net;
+pub mod net;
 mod network;
 mod output_file;
 mod panic_witness;
@@ -76,8 +76,11 @@ use clap::Parser;
 pub use embed::{Expecting, Script, StartError, Trace, TraceEvent, VmBuilder};
 pub use expect::report::Verdict;
 pub use expect::{Comparison, Expectation};
+pub use guest_image::GuestImageError;
 pub use guest_kernel::GuestKernelError;
 pub use host::HostError;
+pub use network::NetworkError;
+pub use passt::PasstError;
 pub use protocol::error::{ErrorKind, RequestError};
 pub use protocol::inspection::{
     Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, ThreadStack,

@@ -22,6 +22,7 @@ use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::inspection::{Inspection, Inspector};
 use crate::panic_witness;
+use crate::passt::Watch;
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{Maps, ProcessName, Processes, Stacks};
 use crate::registry::VmName;
@@ -66,6 +67,8 @@ pub struct Vm {
     pub(crate) checks: Option<Checks>,
     /// Its devices trace(3) and ptrace(3), from when they are first used.
     pub(crate) devices: TraceDevices,
+    /// The watch for the end of its network's program.
+    pub(crate) network: Option<Watch>,
 }
 
 impl fmt::Debug for Vm {
@@ -154,6 +157,7 @@ impl Vm {
             engine: OnceLock::new(),
             checks: None,
             devices: TraceDevices::default(),
+            network: None,
         }
     }
 

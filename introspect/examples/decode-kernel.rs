@@ -21,6 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         symbols,
         btf,
         banner: image.banner().map(str::to_owned),
+        panic_finder: None,
     };
     let bytes = kernel.to_bytes(b"key");
     println!(

@@ -102,6 +102,7 @@ fn image(version: &str) -> Result<(), Failure> {
         symbols: image.symbols()?,
         btf: Some(image.btf()?),
         banner: image.banner().map(str::to_owned),
+        panic_finder: None,
     };
     let bytes = decoded.to_bytes(KEY);
 

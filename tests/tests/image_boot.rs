@@ -1,10 +1,13 @@
-//! `run --image`: an image boots by its own boot loader's configuration, and stays as it is below
+//! `run --image`, and the library's builder: an image boots by its own boot loader's configuration, and stays as it is below
 //! an overlay. Made by `mke2fs` and `qemu-img` (Debian's packages e2fsprogs and qemu-utils).
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use exotrace::Vm;
 use support::command::{World, words};
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, full_initramfs};
 use support::{Kernel, host};
@@ -26,10 +29,8 @@ fn run(program: &str, words: &[&str], folder: &Path) {
     assert!(ran.status.success(), "{program}: {ran:?}");
 }
 
-#[test]
-fn an_image_boots_by_its_boot_loaders_configuration() {
-    let _ = host!();
-    let world = World::new();
+/// Makes `image.qcow2`, which boots the kernel with a PCI bus.
+fn make_image(world: &World) -> PathBuf {
     let boot = world.path("root/boot/grub");
     fs::create_dir_all(&boot).unwrap_or_else(|e| panic!("{e}"));
     let write = |name: &str, bytes: &[u8]| {
@@ -51,7 +52,42 @@ fn an_image_boots_by_its_boot_loaders_configuration() {
         &["convert", "-O", "qcow2", "raw", "image.qcow2"],
         &folder,
     );
-    let image = world.path("image.qcow2");
+    world.path("image.qcow2")
+}
+
+#[test]
+fn a_program_boots_an_image_with_a_network() {
+    let _ = host!();
+    let world = World::new();
+    let image = make_image(&world);
+    let before = fs::read(&image).unwrap_or_else(|e| panic!("{e}"));
+    let network = "user".parse().unwrap_or_else(|e| panic!("{e}"));
+    let builder = Vm::builder().image(&image).overlay().network(network);
+    let vm = builder.start().unwrap_or_else(|e| panic!("{e}"));
+    let printed = |expected: &str, limit: Duration| {
+        let end = Instant::now() + limit;
+        while !vm.console_lines().concat().contains(expected) {
+            assert!(Instant::now() < end, "{:#?}", vm.console_lines());
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    printed("# ", BOOT_LIMIT);
+    let typed = vm.type_line("cat /proc/cmdline; cp /bin/busybox /dev/vda; sync; echo mtu=$(cat /sys/class/net/eth0/mtu)");
+    typed.unwrap_or_else(|e| panic!("{e}"));
+    printed("mtu=65520", COMMAND_LIMIT);
+    printed("place=image", COMMAND_LIMIT);
+    drop(vm);
+    assert!(
+        before == fs::read(&image).unwrap_or_else(|e| panic!("{e}")),
+        "the image has changed"
+    );
+}
+
+#[test]
+fn an_image_boots_by_its_boot_loaders_configuration() {
+    let _ = host!();
+    let world = World::new();
+    let image = make_image(&world);
     let before = fs::read(&image).unwrap_or_else(|e| panic!("{e}"));
 
     let mut line = words("run --name web --overlay --append more=words --image");

@@ -1,4 +1,4 @@
-//! Making a VM: from a kernel, or from a snapshot.
+//! Making a VM: from a kernel, an image of a disk, or a snapshot.
 //!
 //! The caller decides on the guest; the host is measured, or its record read, when the VM starts. A
 //! VM made here is not confined, and is not in the run directory: commands do not see it.
@@ -10,12 +10,19 @@ use std::time::Instant;
 
 use introspect::regular_file;
 use vmm::Machine;
-use vmm::machine::{self, DiskConfig, MachineConfig, MachineError, SerialOutput, VirtioConfig};
+use vmm::boot::KernelFile;
+use vmm::machine::{
+    self, DiskConfig, MachineConfig, MachineError, Overlay, SerialOutput, VirtioConfig,
+};
 use vmm::snapshot::{self, Checks, PageMap, RestoreError, RestoredDisks, SavedMemory};
 
 use crate::confinement::{Confinement, Kind};
+use crate::guest_image::{self, GuestImageError};
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::host::{Host, HostError};
+use crate::net::Net;
+use crate::network::{Network, NetworkError};
+use crate::passt::Passt;
 use crate::registry::{NameError, VmName};
 use crate::tail::Tail;
 use crate::vm::Vm;
@@ -24,6 +31,8 @@ use crate::vm::Vm;
 const LONGEST_INITRAMFS: u64 = 3 << 30;
 /// The default guest memory in bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
+/// The default memory of a guest that boots an image, in bytes.
+const DEFAULT_IMAGE_MEMORY: u64 = 1 << 30;
 /// The default command line: a serial console, and no more messages than errors.
 const DEFAULT_COMMAND_LINE: &str = "console=ttyS0 quiet";
 
@@ -33,23 +42,35 @@ pub struct VmBuilder {
     name: String,
     source: Option<Source>,
     initramfs: Option<PathBuf>,
-    command_line: String,
-    memory: u64,
+    command_line: Option<String>,
+    memory: Option<u64>,
     cpus: u8,
     disks: Vec<DiskConfig>,
+    overlay: bool,
+    network: Option<Net>,
 }
 
 #[derive(Debug, Clone)]
 enum Source {
     Kernel(PathBuf),
+    /// The image of the first disk.
+    Image,
     Snapshot(PathBuf),
+}
+
+/// The files of a boot, read.
+struct BootFiles {
+    kernel: GuestKernel,
+    file: KernelFile,
+    initramfs: Option<Vec<u8>>,
+    command_line: String,
 }
 
 /// A VM could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Neither a kernel nor a snapshot was given.
-    #[error("nothing to start: name a kernel or a snapshot")]
+    /// Neither a kernel, an image nor a snapshot was given.
+    #[error("nothing to start: name a kernel, an image or a snapshot")]
     NoSource,
     /// The name.
     #[error(transparent)]
@@ -60,6 +81,15 @@ pub enum StartError {
     /// The kernel's file.
     #[error(transparent)]
     Kernel(#[from] GuestKernelError),
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] GuestImageError),
+    /// The network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The watch for the end of the network's program.
+    #[error("network: {0}")]
+    Watch(io::Error),
     /// The initramfs.
     #[error("initramfs {path}: {source}", path = path.display())]
     Initramfs {
@@ -90,10 +120,12 @@ impl Default for VmBuilder {
             name: "vm".to_owned(),
             source: None,
             initramfs: None,
-            command_line: DEFAULT_COMMAND_LINE.to_owned(),
-            memory: DEFAULT_MEMORY,
+            command_line: None,
+            memory: None,
             cpus: 1,
             disks: Vec::new(),
+            overlay: false,
+            network: None,
         }
     }
 }
@@ -113,6 +145,31 @@ impl VmBuilder {
         self
     }
 
+    /// Boots the image of a disk in `path`, raw or qcow2, with the kernel, initramfs and command
+    /// line that its boot loader would take. The guest has 1 GiB of memory by default. The image is
+    /// its first disk, so other disks are added afterwards.
+    #[must_use]
+    pub fn image(mut self, path: impl Into<PathBuf>) -> Self {
+        self.source = Some(Source::Image);
+        self.disk(path, false)
+    }
+
+    /// Has the guest's writes to all disks go to files without a name, which end with the machine.
+    /// The images stay as they are.
+    #[must_use]
+    pub fn overlay(mut self) -> Self {
+        self.overlay = true;
+        self
+    }
+
+    /// Connects the guest's network card, as `run --net` does. A restored guest has its card from
+    /// its snapshot.
+    #[must_use]
+    pub fn network(mut self, network: Net) -> Self {
+        self.network = Some(network);
+        self
+    }
+
     /// Restores the snapshot in the folder `path` instead of booting. Memory, vCPUs and command
     /// line are the snapshot's.
     #[must_use]
@@ -128,18 +185,18 @@ impl VmBuilder {
         self
     }
 
-    /// Sets the kernel's command line; `console=ttyS0 quiet` by default. Words that this host needs
-    /// are added.
+    /// Sets the kernel's command line. The default is an image's own, else `console=ttyS0 quiet`.
+    /// Words that this host needs are added.
     #[must_use]
     pub fn command_line(mut self, words: impl Into<String>) -> Self {
-        self.command_line = words.into();
+        self.command_line = Some(words.into());
         self
     }
 
-    /// Sets the guest's memory in bytes; 256 MiB by default.
+    /// Sets the guest's memory in bytes; 256 MiB by default, and 1 GiB for an image.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
-        self.memory = bytes;
+        self.memory = Some(bytes);
         self
     }
 
@@ -173,65 +230,141 @@ impl VmBuilder {
         let started = Instant::now();
         let console = Tail::of_console();
         let serial = SerialOutput::write_through(console.tee(io::sink()));
-        let mut vm = match &self.source {
+        let (mut vm, passt) = match &self.source {
             None => return Err(StartError::NoSource),
-            Some(Source::Kernel(path)) => {
-                let (kernel, file) = GuestKernel::open(path)?;
-                let initramfs = self.initramfs.as_deref().map(read_initramfs).transpose()?;
-                let host = Host::open()?;
-                let (add_words, transport) = (kernel.is_linux(), kernel.transport());
-                let booted = machine::boot(
-                    &host.kvm,
-                    &host.profile,
-                    MachineConfig {
-                        memory: self.memory,
-                        cpus: self.cpus,
-                        kernel: &file,
-                        initramfs: initramfs.as_deref(),
-                        command_line: &self.command_line,
-                        add_words,
-                        protocol: None,
-                        pit: true,
-                        acpi: kernel.acpi(transport, self.cpus),
-                        virtio: VirtioConfig {
-                            disks: self.disks.clone(),
-                            rng: add_words,
-                            transport,
-                            ..VirtioConfig::default()
-                        },
-                        serial,
-                    },
-                )?;
-                let mut vm = Vm::new(host, name, booted.machine, Some(kernel), console);
-                vm.command_line = booted.command_line;
-                vm
-            }
-            Some(Source::Snapshot(folder)) => {
-                let host = Host::open()?;
-                // Others than those in the folder are opened only by the caller's names.
-                let disks = RestoredDisks::Named(self.disks.clone());
-                let (kvm, profile) = (&host.kvm, &host.profile);
-                let restored = snapshot::restore(kvm, profile, folder, &disks, serial)?;
-                // Without the file, kernel and types are found in guest memory.
-                let kernel = restored.kernel.as_ref();
-                let kernel = kernel.and_then(|saved| GuestKernel::of_snapshot(saved, None).ok());
-                let confinement = Confinement::none();
-                let checks = check_in_use(
-                    restored.memory,
-                    &restored.machine,
-                    PageMap::open(),
-                    &confinement,
-                );
-                let mut vm = Vm::new(host, name, restored.machine, kernel, console);
-                (vm.command_line, vm.checks) = (restored.command_line, checks);
-                vm.reference = restored.kernel;
-                vm
-            }
+            Some(Source::Snapshot(folder)) => self.restored(folder, name, serial, console)?,
+            Some(Source::Kernel(_) | Source::Image) => self.booted(name, serial, console)?,
         };
+        vm.network = passt
+            .map(Passt::watch)
+            .transpose()
+            .map_err(StartError::Watch)?;
         vm.started = started;
         vm.machine.start();
         Ok(Arc::new(vm))
     }
+
+    /// Makes a machine that boots.
+    fn booted(
+        &self,
+        name: VmName,
+        serial: SerialOutput,
+        console: Tail,
+    ) -> Result<(Vm, Option<Passt>), StartError> {
+        let BootFiles {
+            kernel,
+            file,
+            initramfs,
+            command_line,
+        } = self.boot_files()?;
+        let network = Network::open(self.network.as_ref(), None)?;
+        let host = Host::open()?;
+        let (add_words, transport) = (kernel.is_linux(), kernel.transport());
+        let usual = match self.source {
+            Some(Source::Image) => DEFAULT_IMAGE_MEMORY,
+            _ => DEFAULT_MEMORY,
+        };
+        let booted = machine::boot(
+            &host.kvm,
+            &host.profile,
+            MachineConfig {
+                memory: self.memory.unwrap_or(usual),
+                cpus: self.cpus,
+                kernel: &file,
+                initramfs: initramfs.as_deref(),
+                command_line: &command_line,
+                add_words,
+                protocol: None,
+                pit: true,
+                acpi: kernel.acpi(transport, self.cpus),
+                virtio: VirtioConfig {
+                    disks: self.with_overlays(),
+                    rng: add_words,
+                    net: network.card,
+                    transport,
+                    ..VirtioConfig::default()
+                },
+                serial,
+            },
+        )?;
+        let mut vm = Vm::new(host, name, booted.machine, Some(kernel), console);
+        vm.command_line = booted.command_line;
+        Ok((vm, network.passt))
+    }
+
+    /// Reads the kernel, from its file or the image, and what belongs to it.
+    fn boot_files(&self) -> Result<BootFiles, StartError> {
+        let given = self.initramfs.as_deref().map(read_initramfs).transpose()?;
+        let (kernel, file, initramfs, usual) = match (&self.source, self.disks.first()) {
+            (Some(Source::Kernel(path)), _) => {
+                let (kernel, file) = GuestKernel::open(path)?;
+                (kernel, file, None, DEFAULT_COMMAND_LINE.to_owned())
+            }
+            (Some(Source::Image), Some(image)) => {
+                let files = guest_image::boot_files(image)?;
+                let path = files.chosen.entry.kernel.path;
+                let (kernel, file) = guest_image::kernel(image, files.kernel, &path)?;
+                (kernel, file, files.initramfs, files.command_line)
+            }
+            _ => return Err(StartError::NoSource),
+        };
+        Ok(BootFiles {
+            kernel,
+            file,
+            initramfs: given.or(initramfs),
+            command_line: self.command_line.clone().unwrap_or(usual),
+        })
+    }
+
+    /// Makes a machine from the snapshot in `folder`.
+    fn restored(
+        &self,
+        folder: &Path,
+        name: VmName,
+        serial: SerialOutput,
+        console: Tail,
+    ) -> Result<(Vm, Option<Passt>), StartError> {
+        let network = Network::open(self.network.as_ref(), Some(folder))?;
+        let host = Host::open()?;
+        // Others than those in the folder are opened only by the caller's names.
+        let disks = RestoredDisks::Named(self.with_overlays());
+        let (kvm, profile, net) = (&host.kvm, &host.profile, network.restored.as_ref());
+        let restored = snapshot::restore_connected(kvm, profile, folder, &disks, net, serial)?;
+        // Without the file, kernel and types are found in guest memory.
+        let kernel = restored.kernel.as_ref();
+        let kernel = kernel.and_then(|saved| GuestKernel::of_snapshot(saved, None).ok());
+        let confinement = Confinement::none();
+        let checks = check_in_use(
+            restored.memory,
+            &restored.machine,
+            PageMap::open(),
+            &confinement,
+        );
+        let mut vm = Vm::new(host, name, restored.machine, kernel, console);
+        (vm.command_line, vm.checks) = (restored.command_line, checks);
+        vm.reference = restored.kernel;
+        Ok((vm, network.passt))
+    }
+
+    /// Returns the disks, with the overlays that were asked for.
+    fn with_overlays(&self) -> Vec<DiskConfig> {
+        with_overlays(self.overlay, self.disks.iter())
+    }
+}
+
+/// Returns `disks`; if `all`, those without an overlay get a nameless one.
+pub fn with_overlays<'a>(
+    all: bool,
+    disks: impl Iterator<Item = &'a DiskConfig>,
+) -> Vec<DiskConfig> {
+    let with_overlay = |disk: &DiskConfig| match (all, &disk.overlay) {
+        (true, None) => DiskConfig {
+            overlay: Some(Overlay::Temporary),
+            ..disk.clone()
+        },
+        _ => disk.clone(),
+    };
+    disks.map(with_overlay).collect()
 }
 
 /// Reads an initramfs.

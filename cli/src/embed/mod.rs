@@ -9,7 +9,7 @@ mod script;
 mod trace;
 
 pub use builder::{StartError, VmBuilder};
-pub(crate) use builder::{check_in_use, read_initramfs};
+pub(crate) use builder::{check_in_use, read_initramfs, with_overlays};
 pub use expect::Expecting;
 pub use script::Script;
 pub use trace::{Trace, TraceEvent};

@@ -1,4 +1,4 @@
-//! A kernel's decoded symbols and types as one block of bytes, used in place. Loading a block
+//! A kernel's decoded symbols, types and panic finder as one block of bytes, used in place. Loading a block
 //! decodes and copies nothing.
 //!
 //! The caller stores the bytes in a file that it replaces as a whole, and reads or maps them. It
@@ -6,10 +6,11 @@
 //! it is of another kernel or version, cut short, or has lost pages. This does not defend against
 //! forged blocks: their content is trusted, but cannot make a reader panic or loop forever.
 //!
-//! Format, little-endian: a header of 112 bytes, then key, banner, symbols and types. The header
-//! holds a magic number, the version, a checksum, and the lengths and counts of `to_bytes`.
+//! Format, little-endian: a header of 120 bytes, then key, banner, symbols, types and panic finder. The
+//! header holds a magic number, the version, a checksum, and the lengths and counts of `to_bytes`.
 
 use super::btf::{self, Btf};
+use super::panic::PanicFinder;
 use super::shared_bytes::SharedBytes;
 use super::symbol_table::TableShape;
 use super::symbols::Symbols;
@@ -18,9 +19,9 @@ use crate::bytes::{u32_at, u64_at};
 const MAGIC: [u8; 8] = *b"\x89exokern";
 /// The format version. Raised with every change of this format or of the tables of symbols or
 /// types.
-const VERSION: u32 = 3;
-/// Size of the header in bytes: magic, version, padding, checksum, and 11 numbers.
-const HEADER: usize = 24 + 11 * 8;
+const VERSION: u32 = 4;
+/// Size of the header in bytes: magic, version, padding, checksum, and 12 numbers.
+const HEADER: usize = 24 + 12 * 8;
 const CHECKSUM: std::ops::Range<usize> = 16..24;
 /// The value for an unknown end of the image.
 const NO_END: u64 = 0;
@@ -34,6 +35,8 @@ pub struct DecodedKernel {
     pub btf: Option<Btf>,
     /// The banner, if it was found.
     pub banner: Option<String>,
+    /// The finder of its panic, if it is Linux.
+    pub panic_finder: Option<PanicFinder>,
 }
 
 /// An error in loading a block.
@@ -76,6 +79,8 @@ impl DecodedKernel {
         let banner = self.banner.as_deref().unwrap_or_default();
         let (symbols, shape) = self.symbols.table();
         let (btf, btf_shape) = self.btf.as_ref().map(Btf::table).unwrap_or_default();
+        let finder = self.panic_finder.as_ref();
+        let finder = finder.map(PanicFinder::to_bytes).unwrap_or_default();
         // Without types, their size is 0. Even empty ones have a string.
         let header = [
             key.len() as u64,
@@ -89,8 +94,9 @@ impl DecodedKernel {
             btf_shape.strings as u64,
             btf_shape.count as u64,
             btf_shape.named as u64,
+            finder.len() as u64,
         ];
-        let parts = [key, banner.as_bytes(), symbols, btf];
+        let parts = [key, banner.as_bytes(), symbols, btf, &finder];
         let mut out = Vec::with_capacity(HEADER + parts.iter().map(|p| p.len()).sum::<usize>());
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());
@@ -141,6 +147,7 @@ impl DecodedKernel {
             count: number(),
             named: number(),
         };
+        let finder_length = number();
         let (mut at, mut whole) = (HEADER, true);
         let mut next = |length: usize| {
             let end = at.checked_add(length);
@@ -150,7 +157,7 @@ impl DecodedKernel {
             part.unwrap_or_else(|| SharedBytes::new([]))
         };
         let [found, banner, symbols] = lengths.map(&mut next);
-        let btf = next(btf_length);
+        let [btf, finder] = [btf_length, finder_length].map(&mut next);
         if !whole || at != length {
             return Err(damaged("its parts are not as long as it is"));
         }
@@ -169,11 +176,19 @@ impl DecodedKernel {
                 Some(btf.ok_or(damaged("types of another size than said"))?)
             }
         };
+        let panic_finder = match finder_length {
+            0 => None,
+            _ => {
+                let finder = PanicFinder::from_bytes(finder.as_bytes());
+                Some(finder.ok_or(damaged("a panic finder of another size than said"))?)
+            }
+        };
         let banner = String::from_utf8_lossy(banner.as_bytes()).into_owned();
         Ok(Self {
             symbols: symbols.ok_or(damaged("more symbols than bytes"))?,
             btf,
             banner: (!banner.is_empty()).then_some(banner),
+            panic_finder,
         })
     }
 }
@@ -232,6 +247,13 @@ mod tests {
     const KEY: &[u8] = b"build id";
     const BASE: u64 = 0xffff_ffff_8100_0000;
 
+    fn finder() -> PanicFinder {
+        let words = [0x2c_d000_u64, 0x180_0000, 2, 0x200_0000, 0x2c0_0000, 5, 9];
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.extend(b"a constant");
+        PanicFinder::from_bytes(&bytes).unwrap()
+    }
+
     fn decoded() -> DecodedKernel {
         let names: Vec<_> = (0..400).map(|index| format!("function_{index}")).collect();
         let all = (0..)
@@ -249,6 +271,7 @@ mod tests {
             symbols: all_symbols(all, Some(BASE + 0x1_0000)),
             btf: Some(Btf::parse(&task_types().bytes()).unwrap()),
             banner: Some("Linux version 6.1.0 #1".to_owned()),
+            panic_finder: Some(finder()),
         }
     }
 
@@ -279,6 +302,9 @@ mod tests {
             assert_eq!(after_types.member(path), before_types.member(path));
         }
         assert_eq!(after.banner, before.banner);
+        let words = format!("{:?}", after.panic_finder);
+        assert_eq!(words, format!("{:?}", Some(finder())));
+        assert!(words.contains("constant"), "{words}");
     }
 
     #[test]
@@ -288,15 +314,18 @@ mod tests {
             symbols: all.symbols.with_slide(0x20_0000),
             btf: None,
             banner: None,
+            panic_finder: None,
         };
         let after = load(&kernel.to_bytes(KEY)).unwrap();
         assert!(after.symbols.iter().eq(all.symbols.iter()));
         assert!(after.btf.is_none());
         assert_eq!(after.banner, None);
+        assert!(after.panic_finder.is_none());
         let empty = DecodedKernel {
             symbols: all_symbols([], None),
             btf: None,
             banner: None,
+            panic_finder: None,
         };
         assert!(load(&empty.to_bytes(KEY)).unwrap().symbols.is_empty());
     }
@@ -314,7 +343,7 @@ mod tests {
             (Vec::new(), "starts with the bytes []"),
             (good[..10].to_vec(), "(no header)"),
             (good[..100].to_vec(), "(no header)"),
-            (with(8, &[9]), "has format 9, this program reads 3"),
+            (with(8, &[9]), "has format 9, this program reads 4"),
             (good[..good.len() - 1].to_vec(), "not as long as it is"),
             ([good.as_slice(), b"x"].concat(), "not as long as it is"),
             (with(24, &[0xff; 8]), "not as long as it is"),

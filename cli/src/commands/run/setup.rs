@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use probes::name::ProbePattern;
 use vmm::boot::KernelFile;
-use vmm::machine::{DiskConfig, MachineConfig, Overlay, SerialOutput, VirtioConfig};
+use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
 use vmm::snapshot::{KernelReference, PageMap, RestoredDisks};
 
 use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
 use crate::confinement::Confinement;
-use crate::embed::{check_in_use, read_initramfs};
+use crate::embed::{check_in_use, read_initramfs, with_overlays};
 use crate::guest_image;
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::host::Host;
@@ -187,18 +187,7 @@ pub fn make(
 
 /// Returns the requested disks.
 fn disks(args: &args::Run) -> Vec<DiskConfig> {
-    let with_overlay = |disk: &DiskConfig| match (args.overlay, &disk.overlay) {
-        (true, None) => DiskConfig {
-            overlay: Some(Overlay::Temporary),
-            ..disk.clone()
-        },
-        _ => disk.clone(),
-    };
-    args.image
-        .iter()
-        .chain(&args.disks)
-        .map(with_overlay)
-        .collect()
+    with_overlays(args.overlay, args.image.iter().chain(&args.disks))
 }
 
 /// Returns the requested virtio devices but the network card, and the default ones of a guest that

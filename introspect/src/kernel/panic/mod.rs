@@ -16,6 +16,7 @@ use std::ops::Range;
 use memchr::memmem;
 
 use super::image::{KernelImage, Segment};
+use crate::bytes::u64_at;
 use crate::{Gpa, PhysicalMemory};
 
 /// The variable that holds the panicked CPU's number.
@@ -30,6 +31,11 @@ const MAX_SEARCHED: u64 = 1 << 30;
 const CHEAP: u64 = 64 << 20;
 /// The number of bytes read at once.
 const PART: u64 = 1 << 20;
+
+/// The address that stands for an unknown one among a finder's bytes.
+const NOWHERE: u64 = u64::MAX;
+/// The size of the words before the ranges in a finder's bytes.
+const HEAD: usize = 24;
 
 /// A panic of the guest's kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +94,43 @@ impl PanicFinder {
             constant: None,
             panic_cpu,
         }
+    }
+
+    /// Returns the finder as bytes, for [`Self::from_bytes`]. Little-endian words: the address of
+    /// `panic_cpu` and that of the constant, each [`NOWHERE`] if unknown, the number of ranges,
+    /// and start and end of each range; then the constant.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let place = |address: Option<Gpa>| address.map_or(NOWHERE, |address| address.0);
+        let constant = self.constant.as_ref();
+        let head = [
+            place(self.panic_cpu),
+            place(constant.map(|(address, _)| *address)),
+            self.searched.len() as u64,
+        ];
+        let ranges = self.searched.iter().flat_map(|r| [r.start, r.end]);
+        let words = head.into_iter().chain(ranges);
+        let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        bytes.extend(constant.into_iter().flat_map(|(_, constant)| constant));
+        bytes
+    }
+
+    /// Returns the finder that [`Self::to_bytes`] has written; `None` for bytes that are none.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (head, rest) = bytes.split_at_checked(HEAD)?;
+        let place = |offset| Some(u64_at(head, offset)?).filter(|word| *word != NOWHERE);
+        let count = usize::try_from(u64_at(head, 16)?).ok()?;
+        let (ranges, constant) = rest.split_at_checked(count.checked_mul(16)?)?;
+        let range = |range: &[u8]| {
+            let range = u64_at(range, 0)?..u64_at(range, 8)?;
+            (range.start <= range.end).then_some(range)
+        };
+        Some(Self {
+            searched: ranges.chunks_exact(16).map(range).collect::<Option<_>>()?,
+            constant: place(8).map(|address| (Gpa(address), constant.to_vec())),
+            panic_cpu: place(0).map(Gpa),
+        })
     }
 
     /// Returns the name of the symbol that the constructors need.
