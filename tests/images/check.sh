@@ -16,6 +16,8 @@ fail() {
     tail -n 5 ./*.log
     exit 1
 }
+# Whether a program of this shell has not ended.
+alive() { ! grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ -e "/proc/$1" ]; }
 # Runs a command in the guest behind a port.
 guest() {
     port=$1
@@ -45,7 +47,7 @@ exotrace trace --vm first -e 'BEGIN { printf("armed\n"); }
     >trace.txt 2>trace.log &
 tracing=$!
 until grep -q armed trace.txt; do
-    kill -0 $tracing || fail trace
+    alive $tracing || fail trace
     sleep 0.2
 done
 guest 2222 'ls / >/dev/null'

@@ -45,6 +45,8 @@ pub struct Script {
     pub translators: Vec<Translator>,
     /// The structures that the script defines.
     pub structures: Vec<Structure>,
+    /// Set if the maps are not printed at the end (`config = { print_maps_on_exit = 0 }`).
+    pub keeps_maps: bool,
 }
 
 /// Probes, a predicate, and actions.

@@ -76,6 +76,8 @@ pub(crate) enum Operation {
     Unary(UnaryOperator),
     /// left, right -> value
     Binary(BinaryOperator),
+    /// left, right -> 0 or 1, both taken as unsigned words
+    CompareUnsigned(BinaryOperator),
     /// value -> 0 or 1
     Truth,
     Jump(usize),

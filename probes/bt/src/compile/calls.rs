@@ -454,7 +454,7 @@ impl RuleCompiler<'_, '_> {
             return self.gives(Operation::MapLength(map), Type::Number);
         }
         let found = self.value(of);
-        if matches!(found, Type::Number | Type::Pointer(_)) {
+        if matches!(found, Type::Number | Type::Unsigned | Type::Pointer(_)) {
             return self.refuse(of.span, "len() takes a map, a stack or text");
         }
         self.gives(Operation::Length, Type::Number)

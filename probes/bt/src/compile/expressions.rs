@@ -70,6 +70,9 @@ impl RuleCompiler<'_, '_> {
                 self.gives(Operation::Constant(number), Type::Number)
             }
             ExpressionKind::Text(text) => {
+                // Text ends at the first zero byte, as C's.
+                let end = text.iter().position(|byte| *byte == 0 && !self.is_strict());
+                let text = text.get(..end.unwrap_or(text.len())).unwrap_or_default();
                 self.gives(Operation::Constant(Value::text(text)), Type::Text)
             }
             ExpressionKind::Builtin(builtin) => self.builtin(*builtin, of.span),
@@ -116,7 +119,7 @@ impl RuleCompiler<'_, '_> {
                 self.land(no);
                 let other = self.value(otherwise);
                 self.land(end);
-                if one == other { one } else { Type::Any }
+                one.joined(other)
             }
             ExpressionKind::Step { place, by, postfix } => self.step(place, *by, *postfix),
             ExpressionKind::Call(call) => self.call(call, of.span),
@@ -171,7 +174,7 @@ impl RuleCompiler<'_, '_> {
         self.code.truncate(before);
         let size = match &found {
             Type::Lvalue(thing) => self.shared.types.size(thing),
-            Type::Number | Type::Pointer(_) => Some(8),
+            Type::Number | Type::Unsigned | Type::Pointer(_) => Some(8),
             _ => None,
         };
         match size {
@@ -207,8 +210,25 @@ impl RuleCompiler<'_, '_> {
         }
         let one = self.value(left);
         let other = self.value(right);
-        self.put(Operation::Binary(operator));
         let is_equality = matches!(operator, BinaryOperator::Equal | BinaryOperator::NotEqual);
+        let is_order = matches!(
+            operator,
+            BinaryOperator::Less
+                | BinaryOperator::LessOrEqual
+                | BinaryOperator::Greater
+                | BinaryOperator::GreaterOrEqual
+        );
+        // A signed number becomes unsigned beside an unsigned one, as in C.
+        let as_unsigned = !self.is_strict()
+            && (is_equality || is_order)
+            && matches!(
+                (&one, &other),
+                (Type::Unsigned, Type::Unsigned | Type::Number) | (Type::Number, Type::Unsigned)
+            );
+        self.put(match as_unsigned {
+            true => Operation::CompareUnsigned(operator),
+            false => Operation::Binary(operator),
+        });
         if self.is_strict() {
             return Type::Number;
         }
@@ -224,13 +244,6 @@ impl RuleCompiler<'_, '_> {
             }
             return Type::Number;
         }
-        let is_order = matches!(
-            operator,
-            BinaryOperator::Less
-                | BinaryOperator::LessOrEqual
-                | BinaryOperator::Greater
-                | BinaryOperator::GreaterOrEqual
-        );
         if !(is_logical || is_order && is_text(&one) && is_text(&other)) {
             self.must_be_number(&one, left.span);
             self.must_be_number(&other, right.span);
@@ -283,8 +296,8 @@ impl RuleCompiler<'_, '_> {
             }
             Builtin::Comm => (Known::Comm, Type::Text),
             Builtin::Cpu => (Known::Cpu, Type::Number),
-            Builtin::Nsecs => (Known::Nsecs, Type::Number),
-            Builtin::Elapsed => (Known::Elapsed, Type::Number),
+            Builtin::Nsecs => (Known::Nsecs, Type::Unsigned),
+            Builtin::Elapsed => (Known::Elapsed, Type::Unsigned),
             Builtin::Pid => (Known::Pid, Type::Number),
             Builtin::Tid => (Known::Tid, Type::Number),
             Builtin::Probe => (Known::Probe, Type::Text),
@@ -359,7 +372,10 @@ impl RuleCompiler<'_, '_> {
     }
 
     fn extend(&mut self, bytes: u8, signed: bool) -> Type {
-        self.gives(Operation::Extend { bytes, signed }, Type::Number)
+        self.gives(
+            Operation::Extend { bytes, signed },
+            Type::of_number(bytes, signed),
+        )
     }
 
     /// Compiles `$N`: a number if all of its text is one.

@@ -15,7 +15,9 @@ impl RuleCompiler<'_, '_> {
     /// Replaces the address of a thing on the stack by its contents, if these are a value.
     pub(super) fn access(&mut self, thing: MemoryType) -> Type {
         match thing {
-            MemoryType::Number { bytes, signed } => self.load(bytes, signed, Type::Number),
+            MemoryType::Number { bytes, signed } => {
+                self.load(bytes, signed, Type::of_number(bytes, signed))
+            }
             MemoryType::Char => self.load(1, true, Type::Number),
             MemoryType::Pointer(to) => self.load(8, false, Type::Pointer(*to)),
             place => Type::Lvalue(place),
@@ -43,7 +45,7 @@ impl RuleCompiler<'_, '_> {
     /// Compiles a member of the value on the stack.
     pub(super) fn member_of(&mut self, owner: Type, name: &str, span: Span) -> Type {
         let thing = match owner {
-            Type::Pointer(MemoryType::Unknown) | Type::Any | Type::Number => {
+            Type::Pointer(MemoryType::Unknown) | Type::Any | Type::Number | Type::Unsigned => {
                 return self.refuse(
                     span,
                     match self.shared.types.has_kernel_types() {
@@ -301,7 +303,7 @@ impl RuleCompiler<'_, '_> {
                 }
                 (Type::Pointer(thing), Some(MemoryType::Pointer(to))) => thing == to.as_ref(),
                 (Type::Lvalue(thing), Some(known)) => thing == known,
-                (Type::Number, Some(MemoryType::Number { .. })) => true,
+                (Type::Number | Type::Unsigned, Some(MemoryType::Number { .. })) => true,
                 _ => false,
             }
         };

@@ -417,7 +417,7 @@ impl RuleCompiler<'_, '_> {
 fn words_of(of: &Type, longest_text: usize) -> usize {
     let text = 1 + longest_text.div_ceil(8);
     match of {
-        Type::Number | Type::Pointer(_) => 2,
+        Type::Number | Type::Unsigned | Type::Pointer(_) => 2,
         Type::Shown => text.max(3),
         Type::Text => text,
         Type::Stack => 2 + probes::event::MAX_FRAMES,

@@ -99,6 +99,7 @@ impl RuleCompiler<'_, '_> {
                 let found = self.value(value);
                 of = match operator {
                     Some(operator) => {
+                        of = self.changed(operator, of);
                         self.put(Operation::Binary(operator));
                         of
                     }
@@ -120,12 +121,13 @@ impl RuleCompiler<'_, '_> {
                 match operator {
                     Some(operator) => {
                         self.must_be_number(&of, value.span);
+                        let of = self.changed(operator, self.type_of(map));
                         self.put(Operation::UpdateGlobal {
                             map,
                             keys,
                             operator,
                         });
-                        self.learn_map(map, Type::Number);
+                        self.learn_map(map, of);
                     }
                     None => {
                         self.put(Operation::SetGlobal { map, keys });
@@ -146,9 +148,28 @@ impl RuleCompiler<'_, '_> {
             self.refuse(span, format!("${name} is read before it is set"));
             return Type::Number;
         }
-        let slot = self.local(name, Type::Number);
+        let of = self.type_of_local(name);
+        let slot = self.local(name, of.clone());
         self.put(Operation::Local(slot));
-        Type::Number
+        of
+    }
+
+    /// Returns the type of `variable op= number` for a variable of the type `of`, and scales the
+    /// number that has just been put if that is a pointer, as in C.
+    fn changed(&mut self, operator: BinaryOperator, of: Type) -> Type {
+        let is_sum = matches!(operator, BinaryOperator::Add | BinaryOperator::Subtract);
+        if !is_sum {
+            return Type::Number;
+        }
+        let of = self.stepped(of);
+        match self.step_of(&of) {
+            1 => {}
+            size => {
+                self.constant(size);
+                self.put(Operation::Binary(BinaryOperator::Multiply));
+            }
+        }
+        of
     }
 
     fn aggregate(&mut self, place: &Lvalue, aggregation: Aggregation, value: Option<&Expression>) {

@@ -17,6 +17,8 @@ pub(super) enum Type {
     Any,
     /// A number.
     Number,
+    /// A number that comes from an unsigned one of 64 bits. It is compared as such.
+    Unsigned,
     /// Text.
     Text,
     /// Bytes, a symbol, a stack: a value that can only be shown.
@@ -36,6 +38,25 @@ pub(super) enum Type {
         /// The input's type.
         input: Box<Type>,
     },
+}
+
+impl Type {
+    /// Returns the type of a number of so many bytes.
+    pub(super) fn of_number(bytes: u8, signed: bool) -> Self {
+        match bytes == 8 && !signed {
+            true => Self::Unsigned,
+            false => Self::Number,
+        }
+    }
+
+    /// Returns the type of a value that has this type or another.
+    pub(super) fn joined(self, other: Self) -> Self {
+        match (self, other) {
+            (one, other) if one == other => one,
+            (Self::Number | Self::Unsigned, Self::Number | Self::Unsigned) => Self::Number,
+            _ => Self::Any,
+        }
+    }
 }
 
 /// The type of a thing in the guest's memory.

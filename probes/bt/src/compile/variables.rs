@@ -88,27 +88,57 @@ impl RuleCompiler<'_, '_> {
         Some(map)
     }
 
+    /// Compiles `++` and `--`; those of a pointer step over an element, as in C.
     pub(super) fn step(&mut self, place: &Lvalue, by: i64, postfix: bool) -> Type {
         match &place.kind {
             LvalueKind::Local(name) => {
-                let slot = self.local(name, Type::Number);
+                let of = self.stepped(self.type_of_local(name));
+                let by = by.saturating_mul(self.step_of(&of));
+                let slot = self.local(name, of.clone());
                 self.put(Operation::StepLocal { slot, by, postfix });
+                of
             }
             LvalueKind::Global { name, keys } => {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
                     return Type::Number;
                 };
                 let keys = self.keys(map, keys);
+                let of = self.stepped(self.type_of(map));
+                let by = by.saturating_mul(self.step_of(&of));
                 self.put(Operation::StepGlobal {
                     map,
                     keys,
                     by,
                     postfix,
                 });
-                self.learn_map(map, Type::Number);
+                self.learn_map(map, of.clone());
+                of
             }
         }
-        Type::Number
+    }
+
+    /// Returns the type of a local variable, as far as it is known.
+    pub(super) fn type_of_local(&self, name: &str) -> Type {
+        let local = self.locals.iter().rev().find(|local| local.name == name);
+        local.map_or(Type::Number, |local| local.of.clone())
+    }
+
+    /// Returns the type of a sum with a variable of the type `of`: a pointer stays one, except in
+    /// bt(5).
+    pub(super) fn stepped(&self, of: Type) -> Type {
+        match of {
+            Type::Pointer(_) if !self.is_strict() => of,
+            _ => Type::Number,
+        }
+    }
+
+    /// Returns the number of bytes by which 1 more changes a value of the type `of`.
+    pub(super) fn step_of(&self, of: &Type) -> i64 {
+        let size = match of {
+            Type::Pointer(to) => self.shared.types.size(to),
+            _ => None,
+        };
+        size.and_then(|size| i64::try_from(size).ok()).unwrap_or(1)
     }
 
     /// Notes that a map may hold values of this type.
@@ -121,9 +151,8 @@ impl RuleCompiler<'_, '_> {
     /// Returns the slot of a local variable, which holds a value of this type from here on.
     pub(super) fn local(&mut self, name: &str, of: Type) -> usize {
         if let Some(local) = self.locals.iter_mut().rev().find(|l| l.name == name) {
-            if local.of != of {
-                local.of = Type::Any;
-            }
+            let known = std::mem::replace(&mut local.of, Type::Any);
+            local.of = known.joined(of);
             return local.slot;
         }
         let slot = self.new_slot();
@@ -140,8 +169,7 @@ impl RuleCompiler<'_, '_> {
 fn join(known: &mut Option<Type>, of: Type) {
     *known = Some(match known.take() {
         None => of,
-        Some(known) if known == of => known,
-        Some(_) => Type::Any,
+        Some(known) => known.joined(of),
     });
 }
 

@@ -60,6 +60,8 @@ pub struct Conversion {
     /// The least number of digits, the number of digits behind the point, or the greatest number of
     /// bytes of text.
     pub precision: Option<Columns>,
+    /// The bytes of a number that are shown: 1 for `hh`, 2 for `h`, else 8.
+    pub bytes: u8,
 }
 
 /// A width or precision.

@@ -88,6 +88,7 @@ impl Reader<'_> {
             zero: false,
             width: None,
             precision: None,
+            bytes: 8,
         };
         loop {
             match self.text.get(self.at) {
@@ -106,11 +107,14 @@ impl Reader<'_> {
             conversion.precision = Some(self.columns()?.unwrap_or(Columns::Fixed(0)));
         }
         if dialect == Dialect::Normal {
-            // Length modifiers: all numbers have 64 bits.
-            while matches!(
-                self.text.get(self.at),
-                Some(b'h' | b'l' | b'j' | b'z' | b't' | b'q' | b'L')
-            ) {
+            // Length modifiers: all numbers have 64 bits, of which `h` shows fewer.
+            while let Some(b'h' | b'l' | b'j' | b'z' | b't' | b'q' | b'L') = self.text.get(self.at)
+            {
+                conversion.bytes = match (self.text.get(self.at), conversion.bytes) {
+                    (Some(b'h'), 8) => 2,
+                    (Some(b'h'), _) => 1,
+                    (_, bytes) => bytes,
+                };
                 self.at += 1;
             }
         }

@@ -101,7 +101,7 @@ impl<'a> Renderer<'a> {
             | ConversionKind::Hex { .. }
             | ConversionKind::Pointer => {
                 let number = match self.dialect {
-                    Dialect::Normal => self.number(),
+                    Dialect::Normal => shown(self.number(), conversion),
                     Dialect::Strict if conversion.kind == ConversionKind::Signed => {
                         strict::leading_number(&self.text()).cast_unsigned()
                     }
@@ -178,6 +178,15 @@ impl<'a> Renderer<'a> {
 }
 
 /// Returns a number of columns given by a value, within bounds.
+/// Returns the part of a number that a conversion shows, with its sign.
+fn shown(number: u64, conversion: &Conversion) -> u64 {
+    let shift = 64 - 8 * u32::from(conversion.bytes.clamp(1, 8));
+    match conversion.kind {
+        ConversionKind::Signed => ((number << shift).cast_signed() >> shift).cast_unsigned(),
+        _ => number << shift >> shift,
+    }
+}
+
 fn bounded(columns: u64) -> usize {
     usize::try_from(columns).map_or(MOST_COLUMNS, |columns| columns.min(MOST_COLUMNS))
 }

@@ -59,7 +59,7 @@ fn normal_formats_convert_numbers() {
             (
                 "%llx %lu %hhd %zu",
                 &[int(-1), int(3), int(300), int(4)],
-                "ffffffffffffffff 3 300 4",
+                "ffffffffffffffff 3 44 4",
             ),
             (
                 "%p %p",

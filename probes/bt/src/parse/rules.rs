@@ -6,6 +6,9 @@ use crate::ast::{ProbeKind, ProbeSpec, Rule, Script};
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::TokenKind;
 
+/// The key that has maps printed at the end.
+const PRINT_MAPS: &str = "print_maps_on_exit";
+
 /// The keys that bpftrace knows in `config = { ... }`.
 const CONFIG: &[&str] = &[
     "cache_user_symbols",
@@ -23,7 +26,7 @@ const CONFIG: &[&str] = &[
     "missing_probes",
     "on_stack_limit",
     "perf_rb_pages",
-    "print_maps_on_exit",
+    PRINT_MAPS,
     "probe_inline",
     "show_debug_info",
     "stack_mode",
@@ -96,7 +99,7 @@ impl Parser<'_> {
             let translator = self.translator()?;
             script.translators.push(translator);
         } else if self.lexer.at_word("config") {
-            self.config()?;
+            self.config(script)?;
         } else {
             for (word, instead) in ELSEWHERE {
                 if self.lexer.at_word(word) {
@@ -124,8 +127,9 @@ impl Parser<'_> {
         }
     }
 
-    /// Parses `config = { key = value; ... }`. These settings have no effect here.
-    fn config(&mut self) -> Parsed<()> {
+    /// Parses `config = { key = value; ... }`. Other settings than `print_maps_on_exit` have no
+    /// effect here.
+    fn config(&mut self, script: &mut Script) -> Parsed<()> {
         self.next()?;
         self.expect("=", "after config")?;
         self.expect("{", "after config =")?;
@@ -141,10 +145,16 @@ impl Parser<'_> {
                 self.report(unknown);
             }
             self.expect("=", "after the name")?;
-            match self.peek()?.kind {
-                TokenKind::Word(_) | TokenKind::Number(_) | TokenKind::Text => self.next()?,
+            let is_off = match self.peek()?.kind {
+                TokenKind::Word(word) => word == "false",
+                TokenKind::Number(number) => number == 0,
+                TokenKind::Text => false,
                 _ => return Err(self.unexpected("a number, a word or a string")),
             };
+            self.next()?;
+            if known == PRINT_MAPS {
+                script.keeps_maps = is_off;
+            }
         }
         Ok(())
     }

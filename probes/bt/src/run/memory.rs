@@ -48,8 +48,14 @@ impl Machine<'_> {
             }
             Operation::ReadBytes { most } => {
                 let length = self.length(*most);
-                let address = self.word();
-                self.bytes(address, length)
+                match self.pop() {
+                    // Text is no pointer: its own bytes, and zeros behind them.
+                    Value::Text(own) | Value::Bytes(own) => padded(&own, length),
+                    other => {
+                        let address = numbers::number(&other, self.shared.dialect) as u64;
+                        self.bytes(address, length)
+                    }
+                }
             }
             Operation::Length => {
                 let length = match self.pop() {
@@ -93,7 +99,7 @@ impl Machine<'_> {
                 let (right, left) = (self.pop(), self.pop());
                 let (left, right) = (text_of(&left), text_of(&right));
                 let (left, right) = (cut(left, most), cut(right, most));
-                Value::Int(left.cmp(right) as i64)
+                Value::Int((left != right).into())
             }
             Operation::Contains => {
                 let (needle, haystack) = (self.pop(), self.pop());
@@ -212,6 +218,14 @@ fn text_of(value: &Value) -> &[u8] {
         Value::Text(bytes) | Value::Bytes(bytes) => bytes,
         _ => &[],
     }
+}
+
+/// Returns the first `length` bytes of some, with zeros behind those that there are.
+fn padded(own: &[u8], length: usize) -> Value {
+    let length = length.min(MOST_BYTES);
+    let own = cut(own, length);
+    let zeros = std::iter::repeat_n(0, length - own.len());
+    Value::Bytes(own.iter().copied().chain(zeros).collect())
 }
 
 fn cut(text: &[u8], most: usize) -> &[u8] {

@@ -143,6 +143,14 @@ impl Machine<'_> {
         found
     }
 
+    /// Takes the keys of an entry from the stack. A tuple alone stands for its items.
+    fn take_keys<R>(&mut self, count: usize, with: impl FnOnce(&[Value]) -> R) -> R {
+        self.take(count, |keys| match keys {
+            [Value::Tuple(items)] => with(items),
+            keys => with(keys),
+        })
+    }
+
     fn word(&mut self) -> u64 {
         let value = self.pop();
         numbers::number(&value, self.shared.dialect) as u64
@@ -202,6 +210,12 @@ impl Machine<'_> {
                     count(&shared.faults.divisions);
                     Value::ZERO
                 }));
+            }
+            Operation::CompareUnsigned(operator) => {
+                let (right, left) = (self.word(), self.word());
+                let (left, right) = (numbers::unsigned(left), numbers::unsigned(right));
+                let found = numbers::binary(*operator, &left, &right, shared.dialect);
+                self.push(found.unwrap_or(Value::ZERO));
             }
             Operation::Truth => {
                 let value = self.pop();
@@ -332,12 +346,12 @@ impl Machine<'_> {
         let (maps, dialect) = (&shared.maps, shared.dialect);
         match operation {
             Operation::Global { map, keys } => {
-                let value = self.take(*keys, |keys| maps.get(*map, keys));
+                let value = self.take_keys(*keys, |keys| maps.get(*map, keys));
                 self.push(value.unwrap_or(Value::ZERO));
             }
             Operation::SetGlobal { map, keys } => {
                 let value = self.pop();
-                self.take(*keys, |keys| maps.set(*map, keys, value));
+                self.take_keys(*keys, |keys| maps.set(*map, keys, value));
             }
             Operation::UpdateGlobal {
                 map,
@@ -353,7 +367,7 @@ impl Machine<'_> {
                         Value::ZERO
                     })
                 };
-                self.take(*keys, |keys| maps.update(*map, keys, change));
+                self.take_keys(*keys, |keys| maps.update(*map, keys, change));
                 if failed {
                     count(&shared.faults.divisions);
                 }
@@ -369,7 +383,7 @@ impl Machine<'_> {
                     old = before.cloned().unwrap_or(Value::ZERO);
                     stepped(&old, *by, dialect)
                 };
-                let after = self.take(*keys, |keys| maps.update(*map, keys, change));
+                let after = self.take_keys(*keys, |keys| maps.update(*map, keys, change));
                 self.push(if *postfix { old } else { after });
             }
             Operation::Aggregate {
@@ -379,16 +393,16 @@ impl Machine<'_> {
             } => {
                 let value = self.word().cast_signed();
                 let shard = self.context.cpu();
-                self.take(*keys, |keys| {
+                self.take_keys(*keys, |keys| {
                     maps.aggregate(*map, shard, *aggregation, keys, value);
                 });
             }
             Operation::Delete { map, keys } => {
-                let was_there = self.take(*keys, |keys| maps.delete(*map, keys));
+                let was_there = self.take_keys(*keys, |keys| maps.delete(*map, keys));
                 self.push(Value::Int(was_there.into()));
             }
             Operation::HasKey { map, keys } => {
-                let is_there = self.take(*keys, |keys| maps.contains(*map, keys));
+                let is_there = self.take_keys(*keys, |keys| maps.contains(*map, keys));
                 self.push(Value::Int(is_there.into()));
             }
             Operation::MapLength(map) => {

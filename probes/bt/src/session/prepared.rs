@@ -192,7 +192,10 @@ impl Prepared {
         for rule in &script.rules {
             places.compile(rule, &resolved, &mut compiler);
         }
-        let printed = compiler.printed_at_end(&assigned(script));
+        let printed = match script.keeps_maps {
+            true => Vec::new(),
+            false => compiler.printed_at_end(&assigned(script)),
+        };
         let compiled = compiler.finish()?;
         Ok(Self {
             words: compiled.words,
