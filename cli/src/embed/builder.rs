@@ -29,6 +29,8 @@ use crate::vm::Vm;
 
 /// The largest initramfs that is read, in bytes: more than a guest has memory for.
 const LONGEST_INITRAMFS: u64 = 3 << 30;
+/// The increment of nice(2) that leads to the lowest priority.
+const LOWEST_PRIORITY: i32 = 19;
 /// The default guest memory in bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
 /// The default memory of a guest that boots an image, in bytes.
@@ -387,7 +389,11 @@ pub fn check_in_use(
     confinement: &Confinement,
 ) -> Option<Checks> {
     let confinement = confinement.clone();
-    let begin = move || confinement.enter(Kind::Verify).map_err(io::Error::other);
+    let begin = move || {
+        // The guest does not wait for the checks: on a busy host they take what it leaves.
+        rustix::process::nice(LOWEST_PRIORITY)?;
+        confinement.enter(Kind::Verify).map_err(io::Error::other)
+    };
     let checks = pages.and_then(|pages| memory.watch(machine.ram(), pages, begin));
     let warned = |error: &io::Error| log::warn!("the snapshot's memory is not checked: {error}");
     checks.inspect_err(warned).ok()
