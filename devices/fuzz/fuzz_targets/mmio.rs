@@ -1,6 +1,7 @@
-//! A driver of a disk, of random numbers, of a console or of a network card. It accesses registers
-//! and configuration space by any offset and width, and has invalid rings. Its device is saved,
-//! damaged and restored. The card's socket has a peer that sends what it likes, and reads or not.
+//! A driver of a disk, of random numbers, of a console, of a network card or of sockets. It accesses
+//! registers and configuration space by any offset and width, and has invalid rings. Its device is
+//! saved, damaged and restored. The card's socket has a peer that sends what it likes, and reads or
+//! not. The host's side of the sockets answers as the input says.
 //!
 //! The input is a list of moves: a byte for the kind, then its operands. Its first byte selects the
 //! device. Failures are a panic, a device that never comes to rest and a disk access out of range.
@@ -20,6 +21,7 @@ use devices::virtio::console::{Console, ConsoleConfig, EndOfFile, NullBackend, P
 use devices::virtio::mock::{Descriptor, Driver, RING_AREA, RINGS, Ring, status};
 use devices::virtio::net::{HEADER, Net, NetOptions, RECEIVE, StreamBackend, TRANSMIT};
 use devices::virtio::rng::Rng;
+use devices::virtio::vsock::{self, HostEvent, StreamId, Vsock, VsockBackend, VsockOptions};
 use devices::virtio::{FEATURE_VERSION_1, MMIO_LENGTH, VirtioDevice};
 use hostile::Input;
 use libfuzzer_sys::fuzz_target;
@@ -30,6 +32,8 @@ const MOST: usize = 200;
 /// The size of the disk in bytes.
 const DISK: u64 = 64 << 10;
 const SECTOR: u64 = 512;
+/// The context id of a guest with sockets.
+const CID: u32 = 3;
 /// The maximum width of a register access in bytes.
 const WIDEST: usize = 16;
 
@@ -89,12 +93,99 @@ impl BlockBackend for Moody {
     }
 }
 
+/// The host's side of sockets, in which what happens depends on the numbers of streams, ports and
+/// calls. A guest cannot have more of it open than the device's bound.
+#[derive(Default)]
+struct Programs {
+    turn: usize,
+    next: u64,
+    open: Vec<StreamId>,
+}
+
+impl Programs {
+    fn stream(&mut self) -> StreamId {
+        self.next += 1;
+        self.open.push(StreamId(self.next));
+        assert!(self.open.len() <= vsock::MOST_STREAMS + 1);
+        StreamId(self.next)
+    }
+
+    fn check(&mut self, stream: StreamId) -> usize {
+        assert!(self.open.contains(&stream), "{stream:?} is not open");
+        self.turn += 1;
+        self.turn
+    }
+}
+
+impl VsockBackend for Programs {
+    fn events(&mut self, events: &mut Vec<HostEvent>) -> bool {
+        self.turn += 1;
+        events.push(HostEvent::Incoming);
+        // Streams that are closed, too.
+        let stream = StreamId(1 + self.turn as u64 % (self.next + 1));
+        let closed = self.turn.is_multiple_of(7);
+        events.push(HostEvent::Ready { stream, closed });
+        false
+    }
+
+    fn accept(&mut self) -> io::Result<StreamId> {
+        self.turn += 1;
+        match self.turn % 5 {
+            0 => Ok(self.stream()),
+            1 => Err(io::ErrorKind::Other.into()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn connect(&mut self, port: u32) -> io::Result<StreamId> {
+        match port % 4 {
+            3 => Err(io::ErrorKind::NotFound.into()),
+            _ => Ok(self.stream()),
+        }
+    }
+
+    fn read(&mut self, stream: StreamId, buffer: &mut [u8]) -> io::Result<usize> {
+        let turn = self.check(stream);
+        if let [byte] = buffer {
+            // A line, a byte at a time.
+            *byte = b"CONNECT 7\n"[turn % 10];
+            return Ok(1);
+        }
+        buffer.fill(0x44);
+        match turn % 6 {
+            0 => Ok(0),
+            1 | 2 => Ok(buffer.len()),
+            3 => Err(io::ErrorKind::Other.into()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn write(&mut self, stream: StreamId, bytes: &[u8]) -> io::Result<usize> {
+        match self.check(stream) % 6 {
+            0 => Err(io::ErrorKind::BrokenPipe.into()),
+            1 => Ok(1),
+            2 | 3 => Ok(bytes.len()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn shut_down(&mut self, stream: StreamId, _: vsock::Direction) {
+        self.check(stream);
+    }
+
+    fn close(&mut self, stream: StreamId) {
+        self.check(stream);
+        self.open.retain(|open| *open != stream);
+    }
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Disk { read_only: bool },
     Random,
     Console,
     Network,
+    Sockets,
 }
 
 /// A maker of devices of one kind, in sequence.
@@ -147,6 +238,10 @@ impl Maker {
                     moved: self.fails.load(Ordering::Relaxed),
                 };
                 Box::new(Net::new(Some(Box::new(backend)), options))
+            }
+            Kind::Sockets => {
+                let options = VsockOptions { cid: CID, seed: 0 };
+                Box::new(Vsock::new(Some(Box::<Programs>::default()), options))
             }
         }
     }
@@ -221,6 +316,45 @@ fn packet(driver: &mut Driver, input: &mut Input) {
             true => driver.add(queue, &[], &[1 + frame.len() as u32]),
             false if frame.is_empty() => driver.add(queue, &[&header], &[]),
             false => driver.add(queue, &[&header, &frame], &[]),
+        };
+    }
+    driver.notify(queue);
+}
+
+/// Returns the header of a packet of the guest's for sockets that is valid but for its content.
+fn socket_header(input: &mut Input, length: u32) -> [u8; vsock::HEADER] {
+    let header = vsock::Header {
+        source_cid: CID.into(),
+        destination_cid: vsock::HOST_CID,
+        source_port: u32::from(input.byte() % 16),
+        destination_port: match input.byte() {
+            // The ports of the host's programs.
+            port @ 128.. => 1 << 30 | u32::from(port % 16),
+            port => u32::from(port % 8),
+        },
+        length,
+        kind: 1 + u16::from(input.byte() / 255),
+        operation: u16::from(input.byte() % 9),
+        flags: u32::from(input.byte() % 4),
+        buffer: u32::from(input.short()),
+        consumed: u32::from(input.short()),
+    };
+    header.encode()
+}
+
+/// Sends a packet of the guest's for sockets, or adds a buffer for one or for an event.
+fn socket_packet(driver: &mut Driver, input: &mut Input) {
+    driver.indirect = input.byte() & 1 != 0;
+    let queue = u16::from(input.byte() % 3);
+    let length = u32::from(input.short());
+    let free = driver.rings.get(usize::from(queue)).map_or(0, Ring::room);
+    if free >= 2 {
+        let header = socket_header(input, length);
+        let content = vec![0x55; length as usize];
+        match (queue, length) {
+            (vsock::TRANSMIT, 0) => driver.add(queue, &[&header], &[]),
+            (vsock::TRANSMIT, _) => driver.add(queue, &[&header, &content], &[]),
+            _ => driver.add(queue, &[], &[1 + length]),
         };
     }
     driver.notify(queue);
@@ -320,6 +454,7 @@ fn make_move(driver: &mut Driver, maker: &Maker, input: &mut Input) {
         }
         8 if maker.kind == Kind::Network => peer(maker, input),
         9 | 10 if maker.kind == Kind::Network => packet(driver, input),
+        8..=10 if maker.kind == Kind::Sockets => socket_packet(driver, input),
         8..=10 => request(driver, input),
         11 => set_up(driver, input),
         12 => replace(driver, maker, input),
@@ -347,6 +482,25 @@ fn check(driver: &mut Driver, maker: &Maker) {
             driver.add(0, &[], &[SECTOR as u32 + 1]);
         }
         Kind::Console => return,
+        Kind::Sockets => {
+            // Every packet comes back once there are buffers for answers.
+            for _ in 0..64 {
+                driver.add(vsock::RECEIVE, &[], &[4096]);
+            }
+            driver.kick(vsock::RECEIVE);
+            let reset = vsock::Header {
+                source_cid: CID.into(),
+                destination_cid: vsock::HOST_CID,
+                kind: vsock::STREAM,
+                operation: vsock::Operation::Reset as u16,
+                ..vsock::Header::default()
+            };
+            driver.add(vsock::TRANSMIT, &[&reset.encode()], &[]);
+            driver.kick(vsock::TRANSMIT);
+            driver.run();
+            assert_eq!(driver.used(vsock::TRANSMIT).len(), 1);
+            return;
+        }
         Kind::Network => {
             // A frame comes back, whether or not there is still somebody to take it.
             driver.add(TRANSMIT, &[&[0; HEADER], &[0; 60]], &[]);
@@ -377,6 +531,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut input = Input(bytes);
     let kind = match input.byte() {
         0xf0.. => Kind::Network,
+        0xe0.. => Kind::Sockets,
         other => match other % 4 {
             0 => Kind::Disk { read_only: false },
             1 => Kind::Disk { read_only: true },

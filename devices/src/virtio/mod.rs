@@ -29,6 +29,8 @@ mod pci;
 mod queue;
 pub mod rng;
 mod transport;
+mod uninterrupted;
+pub mod vsock;
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};

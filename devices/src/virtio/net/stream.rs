@@ -5,10 +5,10 @@ use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::backend::{Abilities, HEADER, NetBackend, SHORTEST_FRAME};
+use crate::virtio::uninterrupted::uninterrupted;
 
 /// The size in bytes of a frame's length.
 const LENGTH: usize = 4;
@@ -17,8 +17,6 @@ const LENGTH: usize = 4;
 pub const LONGEST_STREAM_FRAME: usize = 65_535;
 /// The size in bytes of the buffer for received bytes: the longest frame and some more.
 const INBOX: usize = 128 << 10;
-/// The number of calls that a signal may interrupt in a row.
-const INTERRUPTIONS: usize = 8;
 
 /// A backend over a connected stream socket.
 #[derive(Debug)]
@@ -93,17 +91,6 @@ impl StreamBackend {
             }
         }
     }
-}
-
-/// Makes a call again that a signal has interrupted, a few times.
-fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> io::Result<T> {
-    for _ in 0..INTERRUPTIONS {
-        match call() {
-            Err(Errno::INTR) => {}
-            other => return Ok(other?),
-        }
-    }
-    Err(io::ErrorKind::WouldBlock.into())
 }
 
 impl NetBackend for StreamBackend {
