@@ -69,6 +69,7 @@ mod tail;
 mod test_data;
 mod tracing;
 mod vm;
+mod vsock;
 
 use std::process::ExitCode;
 

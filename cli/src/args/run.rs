@@ -17,6 +17,7 @@ use crate::expect::report::Destination;
 use crate::memory_size;
 use crate::net::Net;
 use crate::registry::VmName;
+use crate::vsock::Vsock;
 
 /// The default size of guest memory in bytes.
 const MEMORY: u64 = 256 << 20;
@@ -136,6 +137,11 @@ pub struct Run {
     /// frame. All take mac=ADDRESS
     #[arg(long, value_name = "off|user[,host=PORT:PORT]|tap=NAME|unix=SOCKET")]
     pub net: Option<Net>,
+    /// Give the guest sockets to programs of this host (virtio-vsock). CID is its context id, 3 or
+    /// more. A program connects to SOCKET and sends `CONNECT PORT`; connections of the guest to
+    /// port N of context 2 go to the socket SOCKET_N
+    #[arg(long, value_name = "CID,SOCKET")]
+    pub vsock: Option<Vsock>,
     /// Give the guest the host's random numbers as /dev/hwrng. By default on for Linux, unless
     /// --no-words is given
     #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]
@@ -376,6 +382,8 @@ mod tests {
             "run --kernel k --confine perhaps",
             "run --kernel k --net on",
             "run --kernel k --net user,host=22",
+            "run --kernel k --vsock 2,s",
+            "run --kernel k --vsock 3",
         ] {
             let words = ["exotrace"].into_iter().chain(words.split_whitespace());
             assert!(Cli::try_parse_from(words.clone()).is_err(), "{words:?}");

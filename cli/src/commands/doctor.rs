@@ -2,7 +2,6 @@
 //! for the user.
 
 use std::io::{self, Write};
-use std::iter;
 
 use serde::Serialize;
 use vmm::host::{Breakpoint, HostProfile, Int3, KernelMode};
@@ -70,16 +69,16 @@ struct Record<'p> {
 
 /// Writes a line for each system call of each kind of thread.
 fn list_calls(out: &mut impl Write) -> io::Result<()> {
-    let lists = Kind::ALL.map(|kind| (kind.name(), kind.own()));
-    for (kind, calls) in iter::once(("every thread", EVERY_THREAD)).chain(lists) {
-        for call in calls {
-            let only = match call.only {
-                [] => "",
-                _ => " (some)",
-            };
-            let name = format!("{}{only}", call.name());
-            writeln!(out, "{kind:13}{name:24}{}", call.reason)?;
-        }
+    let every = EVERY_THREAD.iter().map(|call| ("every thread", call));
+    let kinds = Kind::ALL.into_iter();
+    let own = kinds.flat_map(|kind| kind.own().map(move |call| (kind.name(), call)));
+    for (kind, call) in every.chain(own) {
+        let only = match call.only {
+            [] => "",
+            _ => " (some)",
+        };
+        let name = format!("{}{only}", call.name());
+        writeln!(out, "{kind:13}{name:24}{}", call.reason)?;
     }
     Ok(())
 }

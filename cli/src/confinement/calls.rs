@@ -32,6 +32,8 @@ pub enum Kind {
     Vcpu,
     /// Serves the virtio devices: disks, console, random numbers, network.
     Devices,
+    /// The same for a guest with sockets to programs of the host.
+    Vsock,
     /// Writes the guest's output.
     Writer,
     /// Reads the memory of a snapshot as it comes into use.
@@ -79,9 +81,10 @@ impl Call {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Vcpu,
         Self::Devices,
+        Self::Vsock,
         Self::Writer,
         Self::Verify,
         Self::Signals,
@@ -93,6 +96,7 @@ impl Kind {
         match self {
             Self::Vcpu => "vCPU",
             Self::Devices => "devices",
+            Self::Vsock => "vsock",
             Self::Writer => "writer",
             Self::Verify => "verify",
             Self::Signals => "signals",
@@ -101,15 +105,17 @@ impl Kind {
     }
 
     /// Returns the calls that threads of this kind may make besides those of [`EVERY_THREAD`].
-    pub fn own(self) -> &'static [Call] {
-        match self {
-            Self::Vcpu => VCPU,
-            Self::Devices => DEVICES,
-            Self::Writer => &[],
-            Self::Verify => VERIFY,
-            Self::Signals => SIGNALS,
-            Self::Service => SERVICE,
-        }
+    pub fn own(self) -> impl Iterator<Item = &'static Call> + Clone {
+        let (own, more): (&[Call], &[Call]) = match self {
+            Self::Vcpu => (VCPU, &[]),
+            Self::Devices => (DEVICES, &[]),
+            Self::Vsock => (DEVICES, VSOCK),
+            Self::Writer => (&[], &[]),
+            Self::Verify => (VERIFY, &[]),
+            Self::Signals => (SIGNALS, &[]),
+            Self::Service => (SERVICE, &[]),
+        };
+        own.iter().chain(more)
     }
 }
 
@@ -277,6 +283,19 @@ const DEVICES: &[Call] = &[
         &[ioctl(libc::TUNSETOFFLOAD & 0xffff)],
         "offloads of a TAP interface, as the guest's driver chooses them",
     ),
+];
+
+/// The further calls of the device thread of a guest with sockets to programs of the host. Their
+/// sockets are reached by name.
+const VSOCK: &[Call] = &[
+    call!(
+        SYS_socket,
+        &[is(0, libc::AF_UNIX as u64)],
+        "connections of the guest to programs of the host",
+    ),
+    call!(SYS_connect, "the same"),
+    call!(SYS_accept4, "connections of programs to the guest"),
+    call!(SYS_shutdown, "connections of which one side ends"),
 ];
 
 const VERIFY: &[Call] = &[

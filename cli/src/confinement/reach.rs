@@ -21,6 +21,8 @@ pub struct Reach {
     pub own: Option<PathBuf>,
     /// Folders and files to read.
     pub read: Vec<PathBuf>,
+    /// A folder to remove files from.
+    pub removed: Option<PathBuf>,
 }
 
 impl Reach {
@@ -31,6 +33,7 @@ impl Reach {
         Self {
             own: Some(folder.to_path_buf()),
             read: zones.into_iter().chain(symfs.map(Into::into)).collect(),
+            removed: None,
         }
     }
 }
@@ -61,6 +64,9 @@ fn restrict_with(reach: &Reach) -> Result<RestrictionStatus, RulesetError> {
         if let Some(Ok(around)) = own.parent().map(PathFd::new) {
             rules = rules.add_rule(PathBeneath::new(around, AccessFs::RemoveDir))?;
         }
+    }
+    if let Some(Ok(folder)) = reach.removed.as_ref().map(PathFd::new) {
+        rules = rules.add_rule(PathBeneath::new(folder, AccessFs::RemoveFile))?;
     }
     for path in &reach.read {
         let Ok(opened) = PathFd::new(path) else {

@@ -40,6 +40,7 @@ fn a_service_reaches_its_folder_and_nothing_else() {
         let reach = Reach {
             own: Some(own.clone()),
             read: vec!["/proc".into()],
+            removed: None,
         };
         confinement.enter_within(Kind::Service, &reach).unwrap();
         let mut status = String::new();

@@ -14,7 +14,9 @@ use vmm::boot::KernelFile;
 use vmm::machine::{
     self, DiskConfig, MachineConfig, MachineError, Overlay, SerialOutput, VirtioConfig,
 };
-use vmm::snapshot::{self, Checks, PageMap, RestoreError, RestoredDisks, SavedMemory};
+use vmm::snapshot::{
+    self, Checks, PageMap, RestoreError, RestoredDisks, RestoredLinks, SavedMemory,
+};
 
 use crate::confinement::{Confinement, Kind};
 use crate::guest_image::{self, GuestImageError};
@@ -330,8 +332,12 @@ impl VmBuilder {
         let host = Host::open()?;
         // Others than those in the folder are opened only by the caller's names.
         let disks = RestoredDisks::Named(self.with_overlays());
-        let (kvm, profile, net) = (&host.kvm, &host.profile, network.restored.as_ref());
-        let restored = snapshot::restore_connected(kvm, profile, folder, &disks, net, serial)?;
+        let links = RestoredLinks {
+            net: network.restored,
+            ..RestoredLinks::default()
+        };
+        let (kvm, profile) = (&host.kvm, &host.profile);
+        let restored = snapshot::restore_connected(kvm, profile, folder, &disks, &links, serial)?;
         // Without the file, kernel and types are found in guest memory.
         let kernel = restored.kernel.as_ref();
         let kernel = kernel.and_then(|saved| GuestKernel::of_snapshot(saved, None).ok());

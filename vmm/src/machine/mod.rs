@@ -40,7 +40,7 @@ pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
     BlockBackend, ConsoleConfig, ConsolePorts, DiskConfig, ETHERNET_MTU, ImageError, ImageFormat,
     MAX_DEVICES, NetConfig, NetConnection, Overlay, TapError, Transport, VirtioConfig, VirtioError,
-    VirtioStats,
+    VirtioStats, VsockConfig, VsockSocket,
 };
 
 use crate::boot::AcpiConfig;

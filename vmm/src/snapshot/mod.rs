@@ -42,7 +42,8 @@ pub use folder::{FolderError, NewFolder};
 pub use format::{FORMAT_VERSION, SnapshotDamage};
 pub use kernel::{KernelHash, KernelReference};
 pub use restore::{
-    RestoreError, RestoredMachine, RestoredNet, restore, restore_connected, saved_net,
+    RestoreError, RestoredLinks, RestoredMachine, RestoredNet, restore, restore_connected,
+    saved_net, saved_vsock,
 };
 pub use save::{SaveError, Saved, Stage, save, write};
 pub use verify::{CheckStats, Checks, DamagedPiece, PageMap, SavedMemory};

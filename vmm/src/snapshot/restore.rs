@@ -19,7 +19,9 @@ use super::{
 };
 use crate::host::HostProfile;
 use crate::host::cpuid::host_name;
-use crate::machine::virtio::{DiskConfig, NetConfig, NetConnection, SavedDevice, Transport};
+use crate::machine::virtio::{
+    DiskConfig, NetConfig, NetConnection, SavedDevice, Transport, VsockConfig,
+};
 use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch, new_vm};
 use crate::memory::{GuestRam, RamError};
 use crate::vm::NameCall;
@@ -135,6 +137,16 @@ pub struct RestoredNet {
     pub chosen: String,
 }
 
+/// What a restorer connects the devices of a saved machine to. A device that the machine does not
+/// have is left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RestoredLinks {
+    /// The network.
+    pub net: Option<RestoredNet>,
+    /// The sockets between guest and host, with the context id that the guest has from now on.
+    pub vsock: Option<VsockConfig>,
+}
+
 /// Returns the network card of the machine in `folder`, if it has one.
 ///
 /// # Errors
@@ -144,8 +156,17 @@ pub fn saved_net(folder: &Path) -> Result<Option<NetConfig>, RestoreError> {
     Ok(saved.virtio.iter().find_map(SavedDevice::net).cloned())
 }
 
+/// Returns the sockets between guest and host of the machine in `folder`, if it has them.
+///
+/// # Errors
+/// If the snapshot is damaged or of another version.
+pub fn saved_vsock(folder: &Path) -> Result<Option<VsockConfig>, RestoreError> {
+    let saved = read_state(&folder.join(STATE_FILE))?;
+    Ok(saved.virtio.iter().find_map(SavedDevice::vsock).cloned())
+}
+
 /// Restores a machine from the snapshot in `folder`, paused before its next instruction. The link
-/// of its network card is down.
+/// of its network card is down, and its sockets lead nowhere.
 ///
 /// # Errors
 /// If the snapshot is damaged, or of another version, CPU or kind of host. Also if it has disks
@@ -157,10 +178,17 @@ pub fn restore(
     disks: &RestoredDisks,
     serial: ConsoleOutput,
 ) -> Result<RestoredMachine, RestoreError> {
-    restore_connected(kvm, profile, folder, disks, None, serial)
+    restore_connected(
+        kvm,
+        profile,
+        folder,
+        disks,
+        &RestoredLinks::default(),
+        serial,
+    )
 }
 
-/// Restores a machine as [`restore`] does, with its network card connected to `net`.
+/// Restores a machine as [`restore`] does, with its devices connected by `links`.
 ///
 /// # Errors
 /// As those of [`restore`]. Also if the guest uses what the connection does not carry.
@@ -169,14 +197,17 @@ pub fn restore_connected(
     profile: &HostProfile,
     folder: &Path,
     disks: &RestoredDisks,
-    net: Option<&RestoredNet>,
+    links: &RestoredLinks,
     serial: ConsoleOutput,
 ) -> Result<RestoredMachine, RestoreError> {
     let mut saved = read_state(&folder.join(STATE_FILE))?;
     check_host(&saved, profile, folder)?;
-    if let Some(net) = net {
-        for device in &mut saved.virtio {
+    for device in &mut saved.virtio {
+        if let Some(net) = &links.net {
             device.connect(&net.connection, &net.chosen);
+        }
+        if let Some(vsock) = &links.vsock {
+            device.set_vsock(vsock);
         }
     }
     let disks = disks::permit(&mut saved.virtio, folder, disks);

@@ -46,6 +46,7 @@ use crate::signals::StopSignals;
 use crate::tail::Tail;
 use crate::tracing::{Tracing, waits};
 use crate::vm::{Located, Vm};
+use crate::vsock::SocketFile;
 use expecting::Expecting;
 use files::{Files, Serial, is_beside_messages, kept, serial_output};
 use setup::{Inputs, make};
@@ -70,6 +71,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let script = script(&args)?;
     let mut inputs = Inputs::read(&args)?;
     let passt = inputs.network.passt.take();
+    let socket_file = inputs.sockets.file.take();
     let host = Host::of(device)?;
     let entry = claim(args.name.clone())?;
     let mut files = Files::open(&args)?;
@@ -79,10 +81,14 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let ends = (serial, console);
     let vm = make(&args, inputs, host, &entry, ends, pages, &confinement)?;
     let on_threads = confinement.clone();
+    let devices = match args.vsock {
+        Some(_) => Kind::Vsock,
+        None => Kind::Devices,
+    };
     vm.machine.on_threads(move |thread| {
         on_threads.enter(match thread {
             MachineThread::Vcpu => Kind::Vcpu,
-            MachineThread::Devices => Kind::Devices,
+            MachineThread::Devices => devices,
         })
     })?;
     // Until now a signal ends this process, whatever it waits for.
@@ -95,6 +101,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
         script,
         expecting,
         passt,
+        socket_file,
     };
     let result = plan.drive(vm, &mut files);
     if let (Err(failure), Some(expecting)) = (&result, &mut plan.expecting) {
@@ -157,6 +164,8 @@ struct Plan<'a> {
     expecting: Option<Expecting>,
     /// The program that the guest's network goes through.
     passt: Option<Passt>,
+    /// The host's socket for programs that connect to the guest.
+    socket_file: Option<SocketFile>,
 }
 
 /// The probes armed once the guest's kernel is known.
@@ -215,6 +224,9 @@ impl Plan<'_> {
             self.confinement,
         )?;
         let mut guest_ports = guest_ports::connect(&vm.machine, printed);
+        let socket_file = self.socket_file.take();
+        let socket_file = socket_file.map(|file| file.keep(self.confinement));
+        let socket_file = socket_file.transpose()?;
         // All files are open. Threads made from here on inherit this thread's confinement.
         let reach = Reach::of_run(self.entry.folder(), self.args.symfs.as_deref());
         self.confinement.enter_within(Kind::Service, &reach)?;
@@ -245,7 +257,15 @@ impl Plan<'_> {
         let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
         let result = self.watch(&vm, armed, files);
         // The ports after the device: its readers ask there for the reason.
-        drop((console, guest_ports, device, ports, server, passt));
+        drop((
+            console,
+            guest_ports,
+            device,
+            ports,
+            server,
+            passt,
+            socket_file,
+        ));
         if let Some(backlog) = vm.machine.backlog() {
             // The output itself warns of unread bytes.
             ending::wait(|limit| backlog.settle(limit), || backlog.taken());

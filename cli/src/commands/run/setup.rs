@@ -6,7 +6,7 @@ use std::time::Instant;
 use probes::name::ProbePattern;
 use vmm::boot::KernelFile;
 use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
-use vmm::snapshot::{KernelReference, PageMap, RestoredDisks};
+use vmm::snapshot::{KernelReference, PageMap, RestoredDisks, RestoredLinks};
 
 use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
@@ -22,6 +22,7 @@ use crate::report::{Failure, printable, say};
 use crate::server::guest_ports;
 use crate::tail::Tail;
 use crate::vm::Vm;
+use crate::vsock::Sockets;
 
 /// The word by which Linux prints to the serial port.
 const SERIAL_CONSOLE: &str = "console=ttyS0";
@@ -33,10 +34,13 @@ pub struct Inputs {
     command_line: String,
     /// The guest's network.
     pub network: Network,
+    /// The guest's sockets to programs of the host.
+    pub sockets: Sockets,
 }
 
 impl Inputs {
-    /// Reads the files in `args`, checks the traced functions, and connects the network.
+    /// Reads the files in `args`, checks the traced functions, and connects the network
+    /// and the sockets.
     ///
     /// # Errors
     /// If a file is invalid, or has no such function, or the network cannot be connected.
@@ -93,6 +97,7 @@ impl Inputs {
             initramfs,
             command_line: command_line.trim().to_owned(),
             network,
+            sockets: Sockets::open(args.vsock.as_ref(), args.restore.as_deref())?,
         })
     }
 }
@@ -120,8 +125,12 @@ pub fn make(
             false => RestoredDisks::Named(disks(args)),
         };
         let (kvm, profile) = (&host.kvm, &host.profile);
-        let net = inputs.network.restored.as_ref();
-        let restored = vmm::snapshot::restore_connected(kvm, profile, folder, &disks, net, serial)?;
+        let links = RestoredLinks {
+            net: inputs.network.restored,
+            vsock: inputs.sockets.config,
+        };
+        let restored =
+            vmm::snapshot::restore_connected(kvm, profile, folder, &disks, &links, serial)?;
         for disk in &restored.disks {
             say(format_args!("{name}: disk {disk}"));
         }
@@ -148,6 +157,7 @@ pub fn make(
     let add_words = !args.no_words && kernel.is_linux();
     let virtio = VirtioConfig {
         net: inputs.network.card,
+        vsock: inputs.sockets.config,
         ..virtio(args, &kernel, add_words)
     };
     let booted = vmm::machine::boot(
@@ -190,7 +200,7 @@ fn disks(args: &args::Run) -> Vec<DiskConfig> {
     with_overlays(args.overlay, args.image.iter().chain(&args.disks))
 }
 
-/// Returns the requested virtio devices but the network card, and the default ones of a guest that
+/// Returns the requested virtio devices but those that are connected before, and the default ones of a guest that
 /// is informed of them (`announced`).
 fn virtio(args: &args::Run, kernel: &GuestKernel, announced: bool) -> VirtioConfig {
     VirtioConfig {
@@ -198,6 +208,7 @@ fn virtio(args: &args::Run, kernel: &GuestKernel, announced: bool) -> VirtioConf
         disks: disks(args),
         rng: args.rng.map_or(announced, |rng| rng == Switch::On),
         net: None,
+        vsock: None,
         transport: args.bus.map_or_else(|| kernel.transport(), Into::into),
     }
 }

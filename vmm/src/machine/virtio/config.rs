@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::layout::{MAX_DEVICES, MmioSlot};
 use super::net::NetConfig;
 use super::tap::TapError;
+use super::vsock::VsockConfig;
 use crate::vm::KvmError;
 
 /// The way in which a guest finds its virtio devices.
@@ -38,6 +39,8 @@ pub struct VirtioConfig {
     pub rng: bool,
     /// The network card, if any.
     pub net: Option<NetConfig>,
+    /// The sockets between guest and host, if any.
+    pub vsock: Option<VsockConfig>,
     /// The way in which the guest finds them.
     pub transport: Transport,
 }
@@ -164,6 +167,7 @@ pub(crate) enum DeviceConfig {
     Disk(DiskConfig),
     Rng,
     Net(NetConfig),
+    Vsock(VsockConfig),
 }
 
 impl VirtioConfig {
@@ -173,7 +177,9 @@ impl VirtioConfig {
         let disks = self.disks.iter().cloned().map(DeviceConfig::Disk);
         let rng = self.rng.then_some(DeviceConfig::Rng);
         let net = self.net.iter().cloned().map(DeviceConfig::Net);
-        console.chain(disks).chain(rng).chain(net).collect()
+        let vsock = self.vsock.iter().cloned().map(DeviceConfig::Vsock);
+        let devices = console.chain(disks).chain(rng);
+        devices.chain(net).chain(vsock).collect()
     }
 }
 

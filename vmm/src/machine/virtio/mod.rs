@@ -16,6 +16,7 @@ mod layout;
 mod net;
 mod ports;
 mod tap;
+mod vsock;
 mod worker;
 
 use std::fs::File;
@@ -28,6 +29,7 @@ use devices::pci::SharedFunction;
 use devices::virtio::blk::{self, Block, BlockOptions};
 use devices::virtio::net::{Net, NetOptions};
 use devices::virtio::rng::{HostEntropy, Rng};
+use devices::virtio::vsock::{Vsock, VsockOptions};
 use devices::virtio::{
     DeviceHandle, MMIO_LENGTH, MmioTransport, PCI_MEMORY_LENGTH, PCI_NOTIFY, PCI_NOTIFY_STEP,
     PciState, PciTransport, QUEUE_NOTIFY, QueueStats, TransportState, VirtioDevice,
@@ -44,6 +46,7 @@ pub use layout::MAX_DEVICES;
 pub use net::{ETHERNET_MTU, NetConfig, NetConnection};
 pub use ports::ConsolePorts;
 pub use tap::TapError;
+pub use vsock::{VsockConfig, VsockSocket};
 pub(crate) use worker::Worker;
 
 use super::MachineError;
@@ -179,6 +182,18 @@ impl Made {
                     ..made(Box::new(card), None, None)
                 }
             }
+            DeviceConfig::Vsock(vsock) => {
+                let socket = vsock.socket.as_ref();
+                let options = VsockOptions {
+                    cid: vsock.cid,
+                    seed: socket.map_or(0, VsockSocket::seed),
+                };
+                let device = Vsock::new(socket.and_then(VsockSocket::take), options);
+                Self {
+                    backend: socket.map(VsockSocket::descriptor),
+                    ..made(Box::new(device), None, None)
+                }
+            }
         })
     }
 }
@@ -263,7 +278,7 @@ impl Devices {
     pub(crate) fn overlay_count(&self) -> usize {
         let has_overlay = |device: &&Device| match &device.identity.config {
             DeviceConfig::Disk(disk) => disk.has_overlay(),
-            DeviceConfig::Console(_) | DeviceConfig::Rng | DeviceConfig::Net(_) => false,
+            _ => false,
         };
         self.0.iter().filter(has_overlay).count()
     }
@@ -345,7 +360,7 @@ impl SavedDevice {
     pub(crate) fn disk(&self) -> Option<&DiskConfig> {
         match &self.identity.config {
             DeviceConfig::Disk(disk) => Some(disk),
-            DeviceConfig::Console(_) | DeviceConfig::Rng | DeviceConfig::Net(_) => None,
+            _ => None,
         }
     }
 
@@ -353,7 +368,7 @@ impl SavedDevice {
     pub(crate) fn disk_mut(&mut self) -> Option<&mut DiskConfig> {
         match &mut self.identity.config {
             DeviceConfig::Disk(disk) => Some(disk),
-            DeviceConfig::Console(_) | DeviceConfig::Rng | DeviceConfig::Net(_) => None,
+            _ => None,
         }
     }
 }
@@ -373,6 +388,23 @@ impl SavedDevice {
             net.connection = Some(connection.clone());
             net.moved = network(&net.chosen) != network(chosen);
             chosen.clone_into(&mut net.chosen);
+        }
+    }
+}
+
+impl SavedDevice {
+    /// Returns the sockets between guest and host, if the device is those.
+    pub(crate) fn vsock(&self) -> Option<&VsockConfig> {
+        match &self.identity.config {
+            DeviceConfig::Vsock(vsock) => Some(vsock),
+            _ => None,
+        }
+    }
+
+    /// Replaces the sockets between guest and host, if the device is those.
+    pub(crate) fn set_vsock(&mut self, config: &VsockConfig) {
+        if let DeviceConfig::Vsock(vsock) = &mut self.identity.config {
+            vsock.clone_from(config);
         }
     }
 }
