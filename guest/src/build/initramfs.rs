@@ -43,8 +43,8 @@ pub enum InitramfsError {
 const DIRECTORIES: [&str; 7] = ["bin", "dev", "etc", "proc", "root", "sys", "tmp"];
 
 /// The programs that a guest has only if they are given as extra files: those that test a machine's
-/// limits.
-const APART: [&str; 3] = ["alarms", "queues", "twins"];
+/// limits, and one for sockets that few kernels here have.
+const APART: [&str; 4] = ["alarms", "queues", "twins", "vsock"];
 
 /// The commands of busybox that get a link. Each link costs the guest a file at boot, so not all
 /// 270 do.

@@ -15,7 +15,7 @@ use crate::progress::Progress;
 const HEADER: (&str, &str) = ("guest.h", include_str!("../../programs/guest.h"));
 
 /// The name and source of each program.
-const SOURCES: [(&str, &str); 15] = [
+const SOURCES: [(&str, &str); 16] = [
     ("alarms", include_str!("../../programs/alarms.c")),
     ("cat", include_str!("../../programs/cat.c")),
     ("deadline", include_str!("../../programs/deadline.c")),
@@ -31,6 +31,7 @@ const SOURCES: [(&str, &str); 15] = [
     ("spin", include_str!("../../programs/spin.c")),
     ("syscount", include_str!("../../programs/syscount.c")),
     ("twins", include_str!("../../programs/twins.c")),
+    ("vsock", include_str!("../../programs/vsock.c")),
 ];
 
 /// The flags of gcc: no library, no code that a guest's CPU or an interpreting host may lack, one
@@ -129,6 +130,7 @@ mod tests {
             (&["alarms", "500"], "alarms: 500\n", 0),
             (&["twins", "300"], "twins: 300\n", 0),
             (&["queues"], "", 2),
+            (&["vsock"], "", 2),
         ] {
             let output = Command::new(programs.path(command[0]))
                 .args(&command[1..])
