@@ -1,12 +1,15 @@
 //! A crowded guest, read from outside: everything agrees with the guest's own /proc.
 
+use std::collections::BTreeMap;
+
 use introspect::PausedMemory;
 use introspect::kernel::task_list::TaskInfo;
 use introspect::system::PausedSystem;
 use support::crowd::{self, Asked};
-use support::host;
 use support::insight::{self, Insight};
 use support::proc_comparison::{Comparison, Told, compare_stacks, compare_stat, lossy};
+use support::shell::COMMAND_LIMIT;
+use support::{Shell, host};
 
 /// The least number of processes and threads that sleep for good.
 const STILL_PROCESSES: usize = 20;
@@ -133,6 +136,70 @@ fn what_is_read_from_outside_is_what_the_guest_says() {
     Comparison::finish(files, "cmdline, exe and files", 100);
     Comparison::finish(maps, "maps", 300);
     Comparison::finish(stacks, "kernel stacks", STILL_THREADS);
+}
+
+/// A container as Docker makes it: a control group, namespaces with a host name.
+const CONTAINER: &str = "busybox unshare -p -u -f sh -c 'mkdir -p /tmp/cg/system.slice/docker-0a.scope; \
+    echo 0 > /tmp/cg/system.slice/docker-0a.scope/cgroup.procs; hostname web-1; echo > /tmp/begun; exec sleep 9000' \
+    || echo > /tmp/begun & while [ ! -e /tmp/begun ]; do sleep 0.1; done";
+
+/// Returns the last word of a line of each process's file in /proc.
+fn told_lines(shell: &Shell, pattern: &str, file: &str) -> BTreeMap<i32, String> {
+    let command = format!("(cd /proc; grep -s {pattern} [0-9]*/{file}) || true");
+    let answer = shell.start(&command).answer(4 * COMMAND_LIMIT);
+    let lines = answer.output.lines().filter_map(|line| {
+        let (pid, rest) = line.split_once('/')?;
+        let word = rest.rsplit([':', '\t']).next()?;
+        Some((pid.parse().ok()?, word.to_owned()))
+    });
+    lines.collect()
+}
+
+/// A kernel may have neither control groups nor namespaces. Then nothing is in a container.
+#[test]
+fn containers_are_those_that_the_guest_made() {
+    let host = host!();
+    let shell = crowd::guest(host);
+    let groups = shell.start("mkdir /tmp/cg; mount -t cgroup2 none /tmp/cg 2> /dev/null");
+    let has_groups = groups.answer(COMMAND_LIMIT).status == 0;
+    shell.start(CONTAINER).answer(COMMAND_LIMIT);
+    let groups = told_lines(&shell, "^0::", "cgroup");
+    let numbers = told_lines(&shell, "^NSpid:", "status");
+    assert_eq!(has_groups, !groups.is_empty());
+    let (mut it, mut contained) = (Comparison::default(), 0);
+    let insight = Insight::new(&shell.linux);
+    insight.look(&shell.linux.machine, |look| {
+        let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
+        for task in &processes.items {
+            let node = look.cgroup_node(task).unwrap_or_else(|e| panic!("{e}"));
+            let path = node.map(|node| look.cgroup_path(node));
+            let path = path.map(|path| path.unwrap_or_else(|e| panic!("{e}")));
+            assert_eq!(path.is_some(), has_groups, "{}", task.pid);
+            let pid = look.namespace_pid(task).unwrap_or_else(|e| panic!("{e}"));
+            let pid = pid.unwrap_or_else(|e| panic!("{e}"));
+            if let Some(told) = groups.get(&task.pid) {
+                let found = path.flatten().map(|path| lossy(&path));
+                it.equal("cgroup", found.unwrap_or_default(), told.to_owned());
+            }
+            let Some(pid) = pid else { continue };
+            // A kernel without pid namespaces does not print the line.
+            let told = numbers.get(&task.pid);
+            let told = told.map_or(task.pid.to_string(), String::to_owned);
+            it.equal("pid", pid.number.to_string(), told);
+            let name = look.own_host_name(task).unwrap_or_else(|e| panic!("{e}"));
+            let name = name.unwrap_or_else(|e| panic!("{e}"));
+            if pid.level > 0 {
+                contained += 1;
+                assert_eq!(name.as_deref(), Some(&b"web-1"[..]));
+            } else if task.name() != b"busybox" {
+                // The parent of the container sees its host name, and is not inside.
+                assert_eq!(name, None, "{}", task.pid);
+            }
+        }
+    });
+    println!("control groups: {has_groups}, {contained} contained");
+    assert_eq!(contained, usize::from(!numbers.is_empty()));
+    Comparison::finish(it, "containers", STILL_PROCESSES);
 }
 
 #[test]

@@ -19,6 +19,8 @@ use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 /// The first column of a mapping's name (fs/proc/task_mmu.c).
 const MAPS_NAME_COLUMN: usize = 73;
 const NANOSECONDS: u64 = 1_000_000_000;
+/// The largest width of the column of containers, in characters. Longer names push the command.
+const MOST_CONTAINER: usize = 32;
 
 /// Runs `exotrace ps`.
 pub fn ps(args: args::Ps) -> Result<(), Failure> {
@@ -127,7 +129,9 @@ fn print<T: Serialize>(
 
 pub(super) fn ps_text(processes: &[Process], threads: bool) -> String {
     let tid = if threads { "    TID " } else { "" };
-    let mut text = format!("    PID {tid}   PPID S CPU     START COMMAND\n");
+    let containers = ContainerColumn::of(processes);
+    let heading = containers.cell("CONTAINER");
+    let mut text = format!("    PID {tid}   PPID S CPU     START {heading}COMMAND\n");
     for process in processes {
         let (pid, tid) = match threads {
             true => (process.tgid, format!("{:>7} ", process.pid)),
@@ -138,14 +142,36 @@ pub(super) fn ps_text(processes: &[Process], threads: bool) -> String {
             process.start_ns % NANOSECONDS / (NANOSECONDS / 100),
         );
         text += &format!(
-            "{pid:>7} {tid}{:>7} {} {:>3} {seconds:>6}.{part:02} {}\n",
+            "{pid:>7} {tid}{:>7} {} {:>3} {seconds:>6}.{part:02} {}{}\n",
             process.ppid,
             process.state,
             process.cpu,
+            containers.cell(process.container.as_deref().unwrap_or("-")),
             command(process)
         );
     }
     printable_lines(&text)
+}
+
+/// The column of containers, which is there if any process is in one.
+struct ContainerColumn {
+    width: Option<usize>,
+}
+
+impl ContainerColumn {
+    fn of(processes: &[Process]) -> Self {
+        let names = processes.iter().filter_map(|it| it.container.as_deref());
+        let longest = names.map(|name| name.chars().count()).max();
+        let width = longest.map(|longest| longest.clamp("CONTAINER".len(), MOST_CONTAINER));
+        Self { width }
+    }
+
+    fn cell(&self, text: &str) -> String {
+        match self.width {
+            Some(width) => format!("{:<width$} ", printable(text)),
+            None => String::new(),
+        }
+    }
 }
 
 /// Returns the command line. Without one, or if a thread has its own name, it is the name in
@@ -264,6 +290,9 @@ mod tests {
             cpu: 1,
             arguments: arguments.iter().map(ToString::to_string).collect(),
             program: None,
+            ns_pid: Some(pid),
+            cgroup: None,
+            container: None,
         }
     }
 
@@ -282,6 +311,20 @@ mod tests {
             "    PID     TID    PPID S CPU     START COMMAND\n\
              \u{20}     8       8       1 S   1     12.34 work\n\
              \u{20}     8       9       1 S   1     12.34 {work?er} work\n"
+        );
+    }
+
+    #[test]
+    fn containers_have_a_column_where_there_are_any() {
+        let contained = Process {
+            container: Some("libpod-0123456\u{9b}".into()),
+            ..process(8, 8, &["work"])
+        };
+        assert_eq!(
+            ps_text(&[process(7, 7, &["init"]), contained], false),
+            "    PID    PPID S CPU     START CONTAINER       COMMAND\n\
+             \u{20}     7       1 S   1     12.34 -               init\n\
+             \u{20}     8       1 S   1     12.34 libpod-0123456? work\n"
         );
     }
 

@@ -4,6 +4,8 @@
 //! The guest is paused for each request, and the answer has the length of the pause. The facts
 //! about its kernel are found at the first request and kept.
 
+mod container;
+mod processes;
 mod symbols;
 
 use std::fmt::Display;
@@ -27,12 +29,11 @@ use vmm::{Machine, VcpuRegisters};
 use crate::guest_kernel::GuestKernel;
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{
-    Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, Symbols, ThreadStack,
+    Frame, Mapping, Maps, ProcessName, Processes, Reading, Stacks, Symbols, ThreadStack,
 };
+use processes::Descriptions;
 use symbols::{kernel_symbols, named_objects, unknown_symbol, user_symbols};
 
-/// The largest number of bytes shown of a process's arguments.
-const MOST_ARGUMENTS: usize = 4096;
 /// The largest number of bytes shown of a candidate's arguments.
 const MOST_CANDIDATE_ARGUMENTS: usize = 100;
 /// The approximate limit of an answer's parts in bytes: a guest's inventions must not fill the
@@ -92,20 +93,21 @@ impl<'v> Inspection<'v> {
             };
             let tasks = tasks?;
             incomplete.extend(tasks.error.map(|error| error.to_string()));
-            let (mut bytes, mut bare) = (0, 0);
+            let mut descriptions = Descriptions::new(&look);
+            let mut bare = 0;
             let described = tasks.items.iter().map(|task| {
-                let told = bytes < MOST_BYTES;
+                let told = descriptions.bytes < MOST_BYTES;
                 bare += usize::from(!told);
-                let process = process(&look, task, told);
-                bytes += bytes_of(&process.arguments, process.program.as_deref());
-                process
+                descriptions.process(task, told)
             });
             let described = described.collect();
             if bare > 0 {
                 incomplete.push(format!(
-                    "of the last {bare} only the names are shown: the arguments before them have {bytes} bytes"
+                    "of the last {bare} only the names are shown: the texts of those before have {} bytes",
+                    descriptions.bytes
                 ));
             }
+            incomplete.extend(descriptions.lost());
             Ok::<_, RequestError>(described)
         })?;
         Ok(Processes {
@@ -448,30 +450,6 @@ fn without_memory(task: &TaskInfo) -> RequestError {
             false => "has ended",
         }
     ))
-}
-
-/// Returns a process; with its program only if `with_program`.
-fn process(look: &PausedSystem<'_>, task: &TaskInfo, with_program: bool) -> Process {
-    let program = with_program.then(|| look.program(task, MOST_ARGUMENTS).ok().flatten());
-    let program = program.flatten().and_then(Result::ok);
-    Process {
-        pid: task.pid,
-        tgid: task.tgid,
-        ppid: task.parent,
-        state: task.state.letter(),
-        comm: lossy(&look.name(task)),
-        kernel_thread: task.is_kernel_thread(),
-        threads: u32::try_from(task.threads).unwrap_or(0),
-        start_ns: task.start_time,
-        cpu: task.cpu,
-        arguments: program
-            .iter()
-            .flat_map(|program| program.arguments.strings().map(lossy))
-            .collect(),
-        program: program
-            .and_then(|program| program.path)
-            .map(|path| lossy(&path)),
-    }
 }
 
 /// Returns the size of texts in bytes.

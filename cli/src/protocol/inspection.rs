@@ -78,6 +78,16 @@ pub struct Process {
     /// The path of the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
+    /// The pid, or the tid where threads are listed, in the innermost pid namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ns_pid: Option<i32>,
+    /// The path in the unified hierarchy of control groups, as the first process sees it. Kernels
+    /// without control groups have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// The container's short name, for a process in a pid namespace other than the initial one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
 }
 
 /// The guest's processes.

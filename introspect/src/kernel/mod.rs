@@ -6,6 +6,7 @@
 
 pub mod btf;
 pub mod cached;
+pub mod cgroup;
 pub mod files;
 pub mod image;
 pub mod jump_label;
@@ -19,6 +20,7 @@ pub mod module_memory;
 pub mod module_readers;
 pub mod module_symbols;
 pub mod modules;
+pub mod namespaces;
 pub mod nearest;
 pub mod page_cache;
 pub mod panic;

@@ -8,6 +8,7 @@
 //! symbols. A query that needs the types then returns an error that names what is unavailable and
 //! why.
 
+mod containers;
 mod maps;
 mod modules;
 mod object_symbols;
@@ -30,8 +31,10 @@ use std::error::Error;
 use std::fmt;
 
 use crate::kernel::btf::Btf;
+use crate::kernel::cgroup::CgroupLayout;
 use crate::kernel::files::FilesLayout;
 use crate::kernel::module_readers::ModuleReaders;
+use crate::kernel::namespaces::NamespaceLayout;
 use crate::kernel::page_cache::PageCacheLayout;
 use crate::kernel::process::ProcessLayout;
 use crate::kernel::running::RunningKernel;
@@ -71,6 +74,9 @@ pub struct System {
     current: Part<TaskLayout>,
     tasks: Part<TaskListLayout>,
     processes: Part<ProcessLayout>,
+    namespaces: Part<NamespaceLayout>,
+    /// `None` in a kernel without control groups.
+    cgroups: Option<CgroupLayout>,
     files: Part<FilesLayout>,
     areas: Part<VmaLayout>,
     page_cache: Part<PageCacheLayout>,
@@ -107,6 +113,10 @@ impl System {
             }),
             tasks: part("processes", types, |btf| TaskListLayout::new(btf, &symbols)),
             processes: part("what a process is made of", types, ProcessLayout::new),
+            namespaces: part("namespaces", types, |btf| {
+                NamespaceLayout::new(btf, &symbols)
+            }),
+            cgroups: types.ok().and_then(|btf| CgroupLayout::new(btf).ok()),
             files: part("open files", types, FilesLayout::new),
             areas: part("mappings", types, |btf| VmaLayout::new(btf, &symbols)),
             page_cache: part("the page cache", types, |btf| {
@@ -149,6 +159,7 @@ impl System {
             self.current.as_ref().err(),
             self.tasks.as_ref().err(),
             self.processes.as_ref().err(),
+            self.namespaces.as_ref().err(),
             self.files.as_ref().err(),
             self.areas.as_ref().err(),
             self.page_cache.as_ref().err(),
