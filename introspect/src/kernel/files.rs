@@ -4,6 +4,7 @@
 //! The numbers are those of `/proc/PID/fd`. A number that is reserved while a file is being opened
 //! is left out.
 
+use super::backing_file::BackingLayout;
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
 use super::list::Partial;
@@ -128,6 +129,7 @@ pub(super) struct IdentityLayout {
     number: u64,
     superblock: u64,
     device: u64,
+    backing: Option<BackingLayout>,
 }
 
 impl FilesLayout {
@@ -248,15 +250,24 @@ impl IdentityLayout {
             number: offset(btf, "inode.i_ino", 8)?,
             superblock: offset(btf, "inode.i_sb", 8)?,
             device: offset(btf, "super_block.s_dev", 4)?,
+            backing: BackingLayout::new(btf),
         })
     }
 
-    /// Reads the inode of a `struct file` and the file's identity.
+    /// Reads the inode of a `struct file` and the file's identity. Of a file that stands for one of
+    /// an overlay, it is the overlay's, which users see.
     pub(super) fn read<'p>(
         &self,
         file: &Structure<'p>,
     ) -> Result<(Structure<'p>, FileIdentity), StructureError> {
-        let inode = file.follow_always(self.inode, "inode")?;
+        let backing = self.backing.as_ref();
+        let user = backing
+            .map(|backing| backing.user_inode(file))
+            .transpose()?;
+        let inode = match user.flatten() {
+            Some(inode) => inode,
+            None => file.follow_always(self.inode, "inode")?,
+        };
         let superblock = inode.follow_always(self.superblock, "super_block")?;
         let device = superblock.u32(self.device)?;
         let identity = FileIdentity {

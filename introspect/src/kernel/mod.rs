@@ -40,6 +40,7 @@ pub mod vma;
 pub mod vma_list;
 pub mod xarray;
 
+mod backing_file;
 mod elf_symbols;
 mod name_index;
 mod symbol_table;

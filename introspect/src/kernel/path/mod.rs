@@ -2,8 +2,8 @@
 //!
 //! The caller passes a `struct path` (mount and dentry) and the root of the path, usually that of
 //! the process with pid 1. The text is the one that the kernel prints in `/proc/PID/maps`,
-//! `/proc/PID/fd` and elsewhere (`d_path`, fs/d_path.c). An exception is overlayfs, for mapped
-//! files since Linux 6.8: this finds the path in the layer below.
+//! `/proc/PID/fd` and elsewhere (`d_path`, fs/d_path.c). A mapped file of overlayfs has the path in
+//! the overlay, though its pages are those of a file in a layer below.
 
 mod pseudo;
 #[cfg(test)]
@@ -11,6 +11,7 @@ pub(crate) mod test_paths;
 #[cfg(test)]
 mod tests;
 
+use super::backing_file::BackingLayout;
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
 use super::structure::{Structure, StructureError};
@@ -120,6 +121,7 @@ pub struct PathLayout {
     dentry: u64,
     /// Offset of `struct path` in `struct file`.
     file_path: u64,
+    backing: Option<BackingLayout>,
     /// Offsets in `struct dentry`. `hash` is that of the pointer which is null once the dentry has
     /// left the cache.
     parent: u64,
@@ -148,6 +150,7 @@ impl PathLayout {
             mount: offset(btf, "path.mnt", 8)?,
             dentry: offset(btf, "path.dentry", 8)?,
             file_path: btf.member("file.f_path")?.byte_offset,
+            backing: BackingLayout::new(btf),
             parent: offset(btf, "dentry.d_parent", 8)?,
             hash: offset(btf, "dentry.d_hash.pprev", 8)?,
             name: offset(btf, "dentry.d_name.name", 8)?,
@@ -179,7 +182,8 @@ impl PathLayout {
             .map(|(mount, dentry)| PathRef { mount, dentry }))
     }
 
-    /// Reads the `struct path` of the `struct file` at `file`; `None` if it is not set up.
+    /// Reads the `struct path` of the `struct file` at `file`, of an overlay's file that which users
+    /// see; `None` if it is not set up.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -189,6 +193,15 @@ impl PathLayout {
         file: Gva,
     ) -> Result<Option<PathRef>, StructureError> {
         let file = Structure::at(view, "file", file)?;
+        let backing = self.backing.as_ref();
+        let user = backing
+            .map(|backing| backing.user_path(&file))
+            .transpose()?;
+        if let Some(user) = user.flatten()
+            && let Some(path) = self.read(view, user)?
+        {
+            return Ok(Some(path));
+        }
         self.read(view, file.member(self.file_path))
     }
 
