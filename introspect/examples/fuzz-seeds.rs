@@ -65,6 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 symbols: found.symbols(None)?,
                 btf: Some(Btf::parse(&types())?),
                 banner: Some("Linux version".to_owned()),
+                panic_finder: None,
             };
             let block = kernel.to_bytes(b"key");
             seeds.put("kernel_tables", "symbols-and-types", &block)?;

@@ -73,6 +73,7 @@ impl Images {
             ],
             rng: true,
             net: None,
+            vsock: None,
             transport: self.transport,
         }
     }
