@@ -65,7 +65,10 @@ qemu() {
     rm -f passt.sock
     passt -q -f -s "$PWD/passt.sock" -t 2222:22,5002 2>passt.log &
     passt=$!
-    until [ -S passt.sock ]; do sleep 0.1; done
+    until [ -S passt.sock ]; do
+        alive $passt || fail "passt"
+        sleep 0.1
+    done
     qemu/lib/ld-linux-x86-64.so.2 --library-path qemu/lib qemu/qemu -L qemu/firmware -M "$machine" \
         -accel kvm -cpu host -m 768 -nodefaults -display none -no-user-config -serial "file:$name.serial" \
         -kernel qemu/vmlinuz -initrd qemu/initrd.img -append "$append" \

@@ -1,7 +1,7 @@
-//! A driver of a disk, of random numbers, of a console, of a network card or of sockets. It accesses
-//! registers and configuration space by any offset and width, and has invalid rings. Its device is
-//! saved, damaged and restored. The card's socket has a peer that sends what it likes, and reads or
-//! not. The host's side of the sockets answers as the input says.
+//! A driver of a disk, of random numbers, of a console, of a network card or of sockets. It
+//! accesses registers and configuration space by any offset and width, and has invalid rings. Its
+//! device is saved, damaged and restored. The card's socket has a peer that sends what it likes,
+//! and reads or not. The host's side of the sockets has bytes, room, errors and ends in turns.
 //!
 //! The input is a list of moves: a byte for the kind, then its operands. Its first byte selects the
 //! device. Failures are a panic, a device that never comes to rest and a disk access out of range.
@@ -93,8 +93,8 @@ impl BlockBackend for Moody {
     }
 }
 
-/// The host's side of sockets, in which what happens depends on the numbers of streams, ports and
-/// calls. A guest cannot have more of it open than the device's bound.
+/// The host's side of sockets, in which the number of a call or a port decides what happens. A
+/// guest cannot have more of it open than the device's bound.
 #[derive(Default)]
 struct Programs {
     turn: usize,

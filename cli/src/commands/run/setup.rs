@@ -200,8 +200,8 @@ fn disks(args: &args::Run) -> Vec<DiskConfig> {
     with_overlays(args.overlay, args.image.iter().chain(&args.disks))
 }
 
-/// Returns the requested virtio devices but those that are connected before, and the default ones of a guest that
-/// is informed of them (`announced`).
+/// Returns the requested virtio devices but those that are connected before, and the default ones
+/// of a guest that is informed of them (`announced`).
 fn virtio(args: &args::Run, kernel: &GuestKernel, announced: bool) -> VirtioConfig {
     VirtioConfig {
         console: guest_ports::config(args.guest_ports),
