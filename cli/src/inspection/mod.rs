@@ -486,9 +486,10 @@ fn mapping(area: &NamedArea) -> Mapping {
 
 /// Returns the reasons why some functions of a process's objects have no names.
 fn lost_symbols(objects: &UserObjects<'_>) -> Vec<String> {
-    let objects = objects.objects.iter();
-    let lost = objects.flat_map(|object| object.lost_symbols());
-    lost.take(MOST_LOST).collect()
+    let generated = objects.lost_generated();
+    let lost = objects.objects.iter();
+    let lost = lost.flat_map(|object| object.lost_symbols());
+    generated.chain(lost).take(MOST_LOST).collect()
 }
 
 /// Returns the modules' symbols and reports those that could not be read.
@@ -529,6 +530,15 @@ fn kernel_frame(
 
 fn user_frame(objects: &UserObjects<'_>, frame: &WalkedFrame) -> Frame {
     let behind = frame.address.0.wrapping_sub(frame.lookup_address());
+    if let Some(place) = objects.generated_at(frame.lookup_address()) {
+        return Frame {
+            address: frame.address.0,
+            name: Some(place.name),
+            offset: place.offset.wrapping_add(behind),
+            object: Some(place.file),
+            doubt: doubt(frame),
+        };
+    }
     let object = objects.at(frame.lookup_address());
     let place = object.and_then(|object| object.resolve(frame.lookup_address()));
     let offset = match (&place, object) {

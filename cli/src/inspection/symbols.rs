@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 use introspect::Gva;
 use introspect::kernel::loaded_modules::LoadedModules;
-use introspect::system::{PausedSystem, SymbolizedAddress, UserObject, UserObjects};
+use introspect::system::{
+    GeneratedPlace, PausedSystem, SymbolizedAddress, UserObject, UserObjects,
+};
 use introspect::user::demangle::demangle;
 use introspect::user::symbols::{Binding, Function, FunctionKind};
 use introspect::user::symfs::Symfs;
@@ -34,6 +36,10 @@ pub(super) fn named_objects<'s>(
         if what.iter().any(asked) {
             object.symbols();
         }
+    }
+    for word in what {
+        // Reads the names of generated code, if this may be such a name.
+        generated(&objects, word);
     }
     Ok(objects)
 }
@@ -89,14 +95,31 @@ pub(super) fn user_symbols(objects: &UserObjects<'_>, word: &str) -> Vec<Symbol>
             let (function, offset) = object.symbols().resolve(in_file)?;
             Some(symbol(object, address, function, offset))
         });
-        return found.into_iter().collect();
+        return found.into_iter().chain(generated(objects, word)).collect();
     }
     let mut symbols = Vec::new();
     for object in &objects.objects {
         let named = object.functions_named(word);
         symbols.extend(named.map(|(address, function)| symbol(object, address, function, 0)));
     }
+    symbols.extend(generated(objects, word));
     symbols
+}
+
+/// Returns matching code that the process generates.
+fn generated(objects: &UserObjects<'_>, word: &str) -> Vec<Symbol> {
+    let places = match address(word) {
+        Some(address) => objects.generated_at(address).into_iter().collect(),
+        None => objects.generated_named(word),
+    };
+    let symbol = |place: GeneratedPlace| Symbol {
+        address: place.address,
+        name: place.name,
+        offset: place.offset,
+        kind: 't',
+        object: Some(place.file),
+    };
+    places.into_iter().map(symbol).collect()
 }
 
 /// Returns the type letter of nm(1).

@@ -1,9 +1,11 @@
-//! Programs, libraries and kernels: headers, symbols and their names, build id, static probes.
+//! Programs, libraries and kernels: headers, symbols and their names, build id, static probes. Also
+//! the names of generated code.
 #![no_main]
 
 use introspect::kernel::image::KernelImage;
 use introspect::user::demangle::demangle;
 use introspect::user::object_file::ObjectFile;
+use introspect::user::perf_map::PerfMap;
 use introspect::user::static_probes::StaticSites;
 use introspect::user::symbols::FunctionSymbols;
 use introspect::x86_64::GeneralRegisters;
@@ -32,6 +34,9 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = demangle(function.name);
         }
     }
+    let map = PerfMap::parse(bytes);
+    assert!(map.len() <= bytes.len());
+    let _ = map.resolve(u64::MAX / 2);
     if let Ok(image) = KernelImage::parse(bytes.to_vec()) {
         let _ = image.symbols();
         let _ = image.btf();

@@ -48,6 +48,11 @@ pub fn ask(look: PausedSystem<'_>, question: u8, first: usize, most: usize) {
         0 => asked.for_each(|task| {
             let _ = look.name(task);
             let _ = look.program(task, 256);
+            let _ = look.namespace_pid(task);
+            let _ = look.own_host_name(task);
+            if let Ok(Some(node)) = look.cgroup_node(task) {
+                let _ = look.cgroup_path(node);
+            }
         }),
         1 => asked.for_each(|task| {
             let files = look.open_files(task).map(|files| files.items);
@@ -62,6 +67,7 @@ pub fn ask(look: PausedSystem<'_>, question: u8, first: usize, most: usize) {
             let Ok(Some(maps)) = look.maps(task) else {
                 return;
             };
+            let _ = objects.generated_named("main");
             for named in maps.areas.iter().take(most) {
                 let address = named.area.start;
                 let _ = objects.at(address).map(|object| object.resolve(address));

@@ -7,6 +7,7 @@
 pub mod btf;
 pub mod cached;
 pub mod cgroup;
+pub mod credentials;
 pub mod files;
 pub mod image;
 pub mod jump_label;

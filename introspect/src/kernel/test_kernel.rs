@@ -173,6 +173,12 @@ pub(crate) type Struct<'a> = (&'static str, &'a [(&'static str, u32, Member)]);
 /// Makes types of the members of each struct with their byte offsets.
 pub(crate) fn types(structs: &[Struct<'_>]) -> Btf {
     let mut types = Types::default();
+    add_types(&mut types, structs);
+    types.finish()
+}
+
+/// Adds types of the members of each struct with their byte offsets.
+pub(crate) fn add_types(types: &mut Types, structs: &[Struct<'_>]) {
     let mut known: Vec<(&str, u32, u32)> = Vec::new();
     for (name, members) in structs {
         let mut size = 0;
@@ -191,7 +197,6 @@ pub(crate) fn types(structs: &[Struct<'_>]) -> Btf {
         }
         known.push((*name, types.structure(name, size, &list), size));
     }
-    types.finish()
 }
 
 /// Makes data symbols.

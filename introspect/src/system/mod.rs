@@ -9,6 +9,7 @@
 //! why.
 
 mod containers;
+mod generated_code;
 mod maps;
 mod modules;
 mod object_symbols;
@@ -25,13 +26,14 @@ pub use processes::Program;
 pub use stacks::ThreadStack;
 pub use symbolize::SymbolizedAddress;
 pub use text_files::{TextFile, TextFiles};
-pub use user_objects::{UserObject, UserObjects};
+pub use user_objects::{GeneratedPlace, UserObject, UserObjects};
 
 use std::error::Error;
 use std::fmt;
 
 use crate::kernel::btf::Btf;
 use crate::kernel::cgroup::CgroupLayout;
+use crate::kernel::credentials::CredentialsLayout;
 use crate::kernel::files::FilesLayout;
 use crate::kernel::module_readers::ModuleReaders;
 use crate::kernel::namespaces::NamespaceLayout;
@@ -75,6 +77,7 @@ pub struct System {
     tasks: Part<TaskListLayout>,
     processes: Part<ProcessLayout>,
     namespaces: Part<NamespaceLayout>,
+    credentials: Part<CredentialsLayout>,
     /// `None` in a kernel without control groups.
     cgroups: Option<CgroupLayout>,
     files: Part<FilesLayout>,
@@ -116,6 +119,7 @@ impl System {
             namespaces: part("namespaces", types, |btf| {
                 NamespaceLayout::new(btf, &symbols)
             }),
+            credentials: part("users", types, CredentialsLayout::new),
             cgroups: types.ok().and_then(|btf| CgroupLayout::new(btf).ok()),
             files: part("open files", types, FilesLayout::new),
             areas: part("mappings", types, |btf| VmaLayout::new(btf, &symbols)),
@@ -160,6 +164,7 @@ impl System {
             self.tasks.as_ref().err(),
             self.processes.as_ref().err(),
             self.namespaces.as_ref().err(),
+            self.credentials.as_ref().err(),
             self.files.as_ref().err(),
             self.areas.as_ref().err(),
             self.page_cache.as_ref().err(),

@@ -26,6 +26,15 @@ impl Default for Budget {
     }
 }
 
+impl Budget {
+    /// Takes `bytes` of the rest, or nothing if it is less.
+    pub(super) fn take(&self, bytes: usize) -> bool {
+        let left = self.0.get().checked_sub(bytes);
+        self.0.set(left.unwrap_or(self.0.get()));
+        left.is_some()
+    }
+}
+
 /// The functions of a file, shared by all objects of that file.
 #[derive(Clone)]
 pub(super) struct ObjectSymbols {

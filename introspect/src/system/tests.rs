@@ -75,6 +75,7 @@ fn a_kernel_without_types_names_each_question_that_it_leaves_open() {
             "processes",
             "what a process is made of",
             "namespaces",
+            "users",
             "open files",
             "mappings",
             "the page cache",

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use object::elf::PT_GNU_EH_FRAME;
 
+use super::generated_code::GeneratedCode;
 use super::object_symbols::{Budget, ObjectSymbols};
 use super::{NamedArea, PausedSystem, Unavailable};
 use crate::kernel::page_cache::{CachedFile, CachedPage, PageCacheLayout};
@@ -57,7 +58,7 @@ impl fmt::Debug for UserObject<'_> {
 }
 
 /// The objects of a process.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct UserObjects<'s> {
     /// The objects, ascending by address.
     pub objects: Vec<UserObject<'s>>,
@@ -65,9 +66,77 @@ pub struct UserObjects<'s> {
     pub other_code: Vec<Range<u64>>,
     /// One sentence for each part that could not be read.
     pub incomplete: Vec<String>,
+    generated: Option<GeneratedCode<'s>>,
+}
+
+/// The name of a place in generated code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GeneratedPlace {
+    /// The address.
+    pub address: u64,
+    /// The name that the program gave the code.
+    pub name: String,
+    /// The distance from the start of the code, in bytes.
+    pub offset: u64,
+    /// The path of the file with the names.
+    pub file: String,
+}
+
+impl fmt::Debug for UserObjects<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UserObjects")
+            .field("objects", &self.objects)
+            .field("other_code", &self.other_code)
+            .field("incomplete", &self.incomplete)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'s> UserObjects<'s> {
+    /// Returns the name of code that the process generates, by its file `/tmp/perf-PID.map`. The
+    /// first request reads the file.
+    #[must_use]
+    pub fn generated_at(&self, address: u64) -> Option<GeneratedPlace> {
+        let holds = |range: &Range<u64>| range.contains(&address);
+        if !self.other_code.iter().any(holds) {
+            return None;
+        }
+        let (map, file) = self.generated.as_ref()?.get();
+        let (name, offset) = map.resolve(address)?;
+        Some(GeneratedPlace {
+            address,
+            name: name.into_owned(),
+            offset,
+            file: file.to_owned(),
+        })
+    }
+
+    /// Finds the code of this name that the process generates. The first request reads the file,
+    /// if there is any generated code.
+    #[must_use]
+    pub fn generated_named(&self, name: &str) -> Vec<GeneratedPlace> {
+        let generated = self
+            .generated
+            .as_ref()
+            .filter(|_| !self.other_code.is_empty());
+        let Some((map, file)) = generated.map(GeneratedCode::get) else {
+            return Vec::new();
+        };
+        let place = |address| GeneratedPlace {
+            address,
+            name: name.to_owned(),
+            offset: 0,
+            file: file.to_owned(),
+        };
+        map.all_of(name).map(place).collect()
+    }
+
+    /// Returns one sentence for each reason why names of generated code may be missing. There is
+    /// none before they are requested.
+    pub fn lost_generated(&self) -> impl Iterator<Item = String> {
+        self.generated.iter().flat_map(GeneratedCode::lost)
+    }
+
     /// Returns the object whose code holds `address`.
     #[must_use]
     pub fn at(&self, address: u64) -> Option<&UserObject<'s>> {
@@ -207,6 +276,7 @@ impl<'s> PausedSystem<'s> {
             .extend(maps.error.map(|error| error.to_string()));
         let (mut looked_at, mut left_out) = (0, 0);
         let budget = Budget::default();
+        found.generated = Some(GeneratedCode::new(*self, task, &budget));
         let mut of_files: HashMap<Gva, ObjectSymbols> = HashMap::new();
         for area in &maps.areas {
             if !area.area.flags.has(VmaFlags::EXEC) {

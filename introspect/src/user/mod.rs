@@ -16,6 +16,7 @@ pub mod file_bytes;
 pub mod load_base;
 pub mod lost;
 pub mod object_file;
+pub mod perf_map;
 pub mod static_probes;
 pub mod symbols;
 pub mod symfs;

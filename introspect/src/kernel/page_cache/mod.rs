@@ -40,6 +40,7 @@ pub struct PageCacheLayout {
     xarray: XArrayLayout,
     file_mapping: u64,
     inode_size: u64,
+    inode_mapping: Option<u64>,
     host: u64,
     pages: u64,
     operations: u64,
@@ -223,6 +224,7 @@ impl PageCacheLayout {
             xarray: XArrayLayout::new(btf)?,
             file_mapping: offset(btf, "file.f_mapping", 8)?,
             inode_size: offset(btf, "inode.i_size", 8)?,
+            inode_mapping: offset(btf, "inode.i_mapping", 8).ok(),
             host: offset(btf, "address_space.host", 8)?,
             pages: btf.member("address_space.i_pages")?.byte_offset,
             operations: offset(btf, "address_space.a_ops", 8)?,
@@ -250,6 +252,20 @@ impl PageCacheLayout {
     pub fn open_file(&self, view: MemoryView<'_>, file: Gva) -> Result<CachedFile, PageCacheError> {
         let file = Structure::at(view, "file", file)?;
         self.cached_file(linked(file, self.file_mapping, "address_space")?)
+    }
+
+    /// Returns the cache of the file with the inode at `inode`.
+    ///
+    /// # Errors
+    /// If it has none, or cannot be read.
+    pub fn of_inode(&self, view: MemoryView<'_>, inode: Gva) -> Result<CachedFile, PageCacheError> {
+        let inode = Structure::at(view, "inode", inode)?;
+        let none = PageCacheError::NoMapping {
+            what: inode.kind(),
+            address: inode.address(),
+        };
+        let place = self.inode_mapping.ok_or(none)?;
+        self.cached_file(linked(inode, place, "address_space")?)
     }
 
     fn cached_file(&self, mapping: Structure<'_>) -> Result<CachedFile, PageCacheError> {

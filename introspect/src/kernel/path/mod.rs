@@ -5,6 +5,7 @@
 //! `/proc/PID/fd` and elsewhere (`d_path`, fs/d_path.c). A mapped file of overlayfs has the path in
 //! the overlay, though its pages are those of a file in a layer below.
 
+mod lookup;
 mod pseudo;
 #[cfg(test)]
 pub(crate) mod test_paths;
@@ -16,6 +17,9 @@ use super::btf::Btf;
 use super::layout::{LayoutError, offset};
 use super::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
+pub use lookup::LookupError;
+
+use lookup::LookupLayout;
 use pseudo::PseudoLayout;
 
 /// The maximum length of a path in bytes (`PATH_MAX`).
@@ -138,6 +142,7 @@ pub struct PathLayout {
     /// Offset in `struct mnt_namespace` of a number that is 0 until the namespace is complete.
     sequence: Option<u64>,
     pseudo: PseudoLayout,
+    lookup: Result<LookupLayout, LayoutError>,
 }
 
 impl PathLayout {
@@ -162,6 +167,7 @@ impl PathLayout {
             namespace: offset(btf, "mount.mnt_ns", 8)?,
             sequence: offset(btf, "mnt_namespace.seq", 8).ok(),
             pseudo: PseudoLayout::new(btf)?,
+            lookup: LookupLayout::new(btf),
         })
     }
 

@@ -246,4 +246,4 @@ fn decode(entry: u64) -> Slot {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

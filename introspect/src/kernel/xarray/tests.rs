@@ -10,7 +10,7 @@ const HEAD: u64 = ARRAY + 8;
 const SLOTS: u64 = 40;
 
 /// Adds the types of Linux 6.1, with nodes of 64 slots, or of 16 as in kernels built small.
-pub(in crate::kernel) fn xarray_types(t: &mut Types, slots: u32) -> u32 {
+pub(crate) fn xarray_types(t: &mut Types, slots: u32) -> u32 {
     let array = t.array(8, slots);
     let byte = t.integer(1);
     t.structure(
