@@ -1,7 +1,7 @@
 //! Names of the addresses in a script's output.
 //!
-//! Names of programs' functions are read from the guest, which is paused for it: all those of one
-//! output together, each once.
+//! Names of programs' functions, and of code that the kernel generates for BPF, are read from the
+//! guest, which is paused for it: all those of one output together, each once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,11 +20,16 @@ use crate::vm::Vm;
 const MOST_NAMES: usize = 1 << 16;
 /// The lifetime of cached names: a process may execute another program, and its pid may be reused.
 const KEPT: Duration = Duration::from_secs(1);
+/// The lowest address of generated code: that of modules, with the smaller of two image sizes
+/// (`MODULES_VADDR`).
+const GENERATED: u64 = 0xffff_ffff_a000_0000;
 
 /// The names of a guest.
 pub(super) struct GuestNames {
     view: Arc<KernelView>,
     user: HashMap<(u32, u64), String>,
+    /// The names of addresses that are neither the kernel's nor a module's.
+    generated: HashMap<u64, String>,
     /// The time of the oldest look-up.
     since: Instant,
 }
@@ -34,19 +39,30 @@ impl GuestNames {
         Self {
             view,
             user: HashMap::new(),
+            generated: HashMap::new(),
             since: Instant::now(),
         }
     }
 
-    /// Looks up the names of programs' functions in `outputs`.
+    /// Looks up the names of programs' functions and of BPF programs in `outputs`.
     pub(super) fn prepare(&mut self, machine: &Vm, outputs: &[Output]) {
-        let mut wanted: HashMap<u32, Vec<u64>> = HashMap::new();
-        if self.user.len() > MOST_NAMES || self.since.elapsed() > KEPT {
+        let mut wanted: HashMap<Option<u32>, Vec<u64>> = HashMap::new();
+        let known = self.user.len() + self.generated.len();
+        if known > MOST_NAMES || self.since.elapsed() > KEPT {
             self.user.clear();
+            self.generated.clear();
             self.since = Instant::now();
         }
-        let mut each = |pid: u32, address: u64| {
-            if !self.user.contains_key(&(pid, address)) {
+        let mut each = |pid: Option<u32>, address: u64| {
+            let is_known = match pid {
+                Some(pid) => self.user.contains_key(&(pid, address)),
+                None => {
+                    address < GENERATED
+                        || self.generated.contains_key(&address)
+                        || self.static_name(address).is_some()
+                }
+            };
+            if !is_known {
                 wanted.entry(pid).or_default().push(address);
             }
         };
@@ -65,7 +81,10 @@ impl GuestNames {
         for (pid, mut addresses) in wanted {
             addresses.sort_unstable();
             addresses.dedup();
-            self.look_up(machine, pid, &addresses);
+            match pid {
+                Some(pid) => self.look_up(machine, pid, &addresses),
+                None => self.look_up_generated(machine, &addresses),
+            }
         }
     }
 
@@ -88,17 +107,35 @@ impl GuestNames {
             self.user.insert((pid, symbol.address), name);
         }
     }
+
+    /// Looks up names of BPF programs.
+    fn look_up_generated(&mut self, machine: &Vm, addresses: &[u64]) {
+        let programs = machine.inspection().look(|look| look.bpf_programs());
+        let programs = programs.inspect_err(|why| log::debug!("names of BPF programs: {why}"));
+        let programs = programs.ok().flatten().map(|(programs, _)| programs);
+        for address in addresses {
+            let found = programs.as_ref().and_then(|all| all.resolve(*address));
+            let name = found.map(|(found, offset)| with_offset(found.symbol.name, offset));
+            let name = name.unwrap_or_else(|| format!("{address:#x}"));
+            self.generated.insert(*address, name);
+        }
+    }
+
+    /// Returns the name of an address in the kernel's image or in a module.
+    fn static_name(&self, address: u64) -> Option<String> {
+        if let Some((found, offset)) = self.view.modules.resolve(address) {
+            return Some(with_offset(found.symbol.name, offset));
+        }
+        let (symbol, offset) = self.view.kernel.symbols.resolve(address)?;
+        Some(with_offset(symbol.name, offset))
+    }
 }
 
 impl Names for GuestNames {
     fn kernel(&self, address: u64) -> String {
-        if let Some((found, offset)) = self.view.modules.resolve(address) {
-            return with_offset(found.symbol.name, offset);
-        }
-        match self.view.kernel.symbols.resolve(address) {
-            Some((symbol, offset)) => with_offset(symbol.name, offset),
-            None => format!("{address:#x}"),
-        }
+        let found = self.static_name(address);
+        let found = found.or_else(|| self.generated.get(&address).cloned());
+        found.unwrap_or_else(|| format!("{address:#x}"))
     }
 
     fn user(&self, pid: u32, address: u64) -> String {
@@ -129,7 +166,7 @@ fn with_offset(name: &str, offset: u64) -> String {
     }
 }
 
-fn of_map(snapshot: &MapSnapshot, each: &mut impl FnMut(u32, u64)) {
+fn of_map(snapshot: &MapSnapshot, each: &mut impl FnMut(Option<u32>, u64)) {
     for (keys, reading) in &snapshot.entries {
         keys.iter().for_each(|key| addresses(key, each));
         if let Reading::Value(value) = reading {
@@ -138,11 +175,16 @@ fn of_map(snapshot: &MapSnapshot, each: &mut impl FnMut(u32, u64)) {
     }
 }
 
-/// Passes the programs' addresses in a value to `each`.
-fn addresses(value: &Value, each: &mut impl FnMut(u32, u64)) {
+/// Passes the addresses in a value to `each`: those of programs with the pid, those of the kernel
+/// without one.
+fn addresses(value: &Value, each: &mut impl FnMut(Option<u32>, u64)) {
     match value {
-        Value::UserSymbol { pid, address } => each(*pid, *address),
-        Value::UserStack { pid, frames } => frames.iter().for_each(|frame| each(*pid, *frame)),
+        Value::UserSymbol { pid, address } => each(Some(*pid), *address),
+        Value::UserStack { pid, frames } => {
+            frames.iter().for_each(|frame| each(Some(*pid), *frame));
+        }
+        Value::KernelSymbol(address) => each(None, *address),
+        Value::KernelStack(frames) => frames.iter().for_each(|frame| each(None, *frame)),
         Value::Tuple(items) => {
             for item in items.iter() {
                 addresses(item, each);

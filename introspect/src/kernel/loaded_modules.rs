@@ -88,13 +88,26 @@ impl LoadedModules {
     /// found.
     #[must_use]
     pub fn new(modules: Vec<ModuleSymbols>) -> Self {
-        let mut ranges: Vec<(u64, u64, usize)> = Vec::new();
-        for (place, module) in modules.iter().enumerate() {
-            let of_module = module.module.ranges.iter();
-            ranges.extend(of_module.map(|r| (r.addresses.start, r.addresses.end, place)));
+        let mut all = Self::default();
+        for module in modules {
+            all.push(module);
         }
-        ranges.sort_unstable();
-        Self { modules, ranges }
+        all.ranges.sort_unstable();
+        all
+    }
+
+    /// Adds a module.
+    pub fn add(&mut self, module: ModuleSymbols) {
+        self.push(module);
+        self.ranges.sort_unstable();
+    }
+
+    fn push(&mut self, module: ModuleSymbols) {
+        let place = self.modules.len();
+        let of_module = module.module.ranges.iter();
+        let ranges = of_module.map(|r| (r.addresses.start, r.addresses.end, place));
+        self.ranges.extend(ranges);
+        self.modules.push(module);
     }
 
     /// Returns the modules, in the order passed.

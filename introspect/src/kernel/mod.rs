@@ -4,6 +4,7 @@
 //! The caller passes the bytes of the decompressed kernel (an ELF file) and, for live data, memory
 //! and registers. Debug files are not needed, because kallsyms and BTF are inside the image.
 
+pub mod bpf_symbols;
 pub mod btf;
 pub mod cached;
 pub mod cgroup;

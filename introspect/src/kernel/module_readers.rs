@@ -3,6 +3,7 @@
 //! The caller passes types and symbols of the running kernel, and paused memory. Errors are
 //! reported beside the modules that could be read.
 
+use super::bpf_symbols::BpfSymbolsError;
 use super::btf::Btf;
 use super::list::Partial;
 use super::loaded_modules::{LoadedModules, ModuleSymbols};
@@ -20,6 +21,9 @@ pub enum ModuleError {
     /// The symbols of a module cannot be read.
     #[error(transparent)]
     Symbols(#[from] ModuleSymbolsError),
+    /// The names of BPF programs cannot be read.
+    #[error(transparent)]
+    Bpf(#[from] BpfSymbolsError),
 }
 
 /// The location of a kernel's modules and their symbols.

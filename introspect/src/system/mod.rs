@@ -31,6 +31,7 @@ pub use user_objects::{GeneratedPlace, UserObject, UserObjects};
 use std::error::Error;
 use std::fmt;
 
+use crate::kernel::bpf_symbols::BpfSymbolsLayout;
 use crate::kernel::btf::Btf;
 use crate::kernel::cgroup::CgroupLayout;
 use crate::kernel::credentials::CredentialsLayout;
@@ -86,6 +87,8 @@ pub struct System {
     vdso: Part<VdsoLayout>,
     /// The module readers. `None` in a kernel that cannot load modules.
     modules: Part<Option<ModuleReaders>>,
+    /// `None` in a kernel without BPF.
+    bpf: Option<BpfSymbolsLayout>,
     unwinder: Part<KernelUnwinder>,
     module_orc: Option<ModuleOrcLayout>,
 }
@@ -128,6 +131,9 @@ impl System {
             }),
             vdso: part("the vdso", types, VdsoLayout::new),
             modules: part("modules", types, |btf| ModuleReaders::new(btf, &symbols)),
+            bpf: types
+                .ok()
+                .and_then(|btf| BpfSymbolsLayout::new(btf, &symbols)),
             unwinder: part("kernel stacks", types, |btf| {
                 stacks::kernel_unwinder(view, btf, &symbols, orc)
             }),

@@ -1,8 +1,10 @@
-//! The kernel's modules and their symbols.
+//! The kernel's modules and their symbols, and those of BPF programs, which `/proc/kallsyms` shows
+//! as a module's.
 
 use super::{PausedSystem, Unavailable, known};
+use crate::kernel::bpf_symbols::BpfSymbolsError;
 use crate::kernel::list::Partial;
-use crate::kernel::loaded_modules::LoadedModules;
+use crate::kernel::loaded_modules::{LoadedModules, ModuleSymbols};
 use crate::kernel::module_readers::{ModuleError, ModuleReaders};
 use crate::kernel::modules::{Module, ModulesError};
 
@@ -21,8 +23,8 @@ impl PausedSystem<'_> {
         Ok(readers.as_ref().map_or(none, list))
     }
 
-    /// Returns the symbols of these [`modules`](Self::modules), and the parts of the modules that
-    /// could not be read.
+    /// Returns the symbols of these [`modules`](Self::modules) and of BPF programs, and the parts of
+    /// them that could not be read.
     ///
     /// # Errors
     /// If the kernel's layout for modules is unknown.
@@ -32,6 +34,21 @@ impl PausedSystem<'_> {
     ) -> Result<(LoadedModules, Vec<ModuleError>), Unavailable> {
         let readers = known(&self.system.modules)?;
         let read = |readers: &ModuleReaders| readers.symbols(self.view, modules);
-        Ok(readers.as_ref().map(read).unwrap_or_default())
+        let (mut loaded, mut errors) = readers.as_ref().map(read).unwrap_or_default();
+        if let Some((programs, error)) = self.bpf_programs() {
+            if !programs.symbols().is_empty() {
+                loaded.add(programs);
+            }
+            errors.extend(error.map(ModuleError::from));
+        }
+        Ok((loaded, errors))
+    }
+
+    /// Returns the BPF programs as the symbols of a module, and the first error; `None` in a kernel
+    /// without BPF.
+    #[must_use]
+    pub fn bpf_programs(&self) -> Option<(ModuleSymbols, Option<BpfSymbolsError>)> {
+        let layout = self.system.bpf.as_ref();
+        layout.map(|layout| layout.read(self.view))
     }
 }
