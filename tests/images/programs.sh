@@ -4,14 +4,15 @@
 #   tests/images/debian.sh trixie images/debian-13-programs.qcow2 \
 #       postgresql nginx-light python3 systemd-container netcat-openbsd
 #   cargo host svm --memory 6144 --limit 3000 --put tests/images/programs.sh --put images -- \
-#       sh programs.sh images/debian-13-programs.qcow2
+#       sh programs.sh images/debian-13-programs.qcow2 [ROUNDS]
 #
 # PostgreSQL under pgbench by its USDT probes, nginx under requests from the host, Python by its USDT
 # probes, a container of systemd-nspawn, a package that dpkg installs, and a module that is loaded
 # late. Each trace must have seen what was done. Prints pgbench's and nginx' rates untraced, with a
-# thousand probes armed elsewhere, and with system calls counted.
+# thousand probes armed elsewhere, and with system calls counted, ROUNDS times (3).
 set -u
 image=$1
+rounds=${2:-3}
 limit=900
 
 fail() {
@@ -79,7 +80,7 @@ rates() {
     ends
 }
 transactions() { bench 300; }
-for _ in 1 2 3; do rates 'pgbench, transactions a second' transactions; done
+for _ in $(seq "$rounds"); do rates 'pgbench, transactions a second' transactions; done
 guest 'systemctl stop postgresql'
 
 # nginx
@@ -96,11 +97,13 @@ requests >/dev/null
 ends
 cat trace.txt
 seen '^@requests: 100$'
-for _ in 1 2 3; do rates 'nginx, requests a second' requests; done
+for _ in $(seq "$rounds"); do rates 'nginx, requests a second' requests; done
 guest 'systemctl stop nginx'
 
 # Python
 python=$(guest 'readlink -f /usr/bin/python3')
+# A file is known by its pages in memory, so a process has to have it.
+guest 'systemd-run -q --unit=waits python3 -c "import time; time.sleep(1000)"; until pgrep -x python3 >/dev/null; do sleep 0.5; done'
 traces "usdt:$python:python:gc__start { @collections = count(); }"
 guest 'python3 -c "import gc; [gc.collect() for _ in range(7)]"'
 ends
