@@ -112,10 +112,10 @@ seen '^@collections: ([7-9]|[1-9][0-9]+)$'
 
 # A container
 traces 'tracepoint:sched:sched_process_exec { @[comm] = count(); }'
-guest 'systemd-nspawn -q --volatile=overlay -D / --pipe /usr/bin/sha1sum /etc/hostname' >container.txt 2>&1 || fail "nspawn"
+guest 'systemd-nspawn -q --volatile=yes -D / --pipe /usr/bin/sha1sum /usr/bin/env' >container.txt 2>&1 || fail "nspawn"
 ends
 seen '^@\[sha1sum\]: 1$'
-guest 'systemd-run -q --unit=inside systemd-nspawn -q --volatile=overlay -D / -M inside --pipe /usr/bin/sleep 1000; until pgrep -x sleep; do sleep 0.5; done' >/dev/null
+guest 'systemd-run -q --unit=inside systemd-nspawn -q --volatile=yes -D / -M inside --pipe /usr/bin/sleep 1000; until pgrep -x sleep; do sleep 0.5; done' >/dev/null
 exotrace ps --vm m | grep -E 'CONTAINER|sleep'
 guest 'systemctl stop inside'
 
