@@ -9,7 +9,7 @@ use support::command::{Ended, World, words};
 use support::shell::BOOT_LIMIT;
 use support::{Kernel, host};
 use vmm::machine::{MachineConfig, SerialOutput};
-use vmm::snapshot::{self, KernelReference, SnapshotInfo};
+use vmm::snapshot::{self, KernelHash, KernelReference, SnapshotInfo};
 
 /// The number of words that the kernel does not know, more than it accepts (`MAX_INIT_ARGS` in
 /// init/main.c). It reports that as soon as it has a console: long before it can be located.
@@ -113,15 +113,16 @@ fn a_panic_is_told_of_a_restored_machine() {
     );
     let booted = booted.unwrap_or_else(|e| panic!("{e}"));
     // Saved before its first instruction, so that no host is too fast. The kernel's file may be
-    // lost since.
-    for (name, path) in [
-        ("kept", kernel.path.as_path()),
-        ("lost", Path::new("/nowhere/vmlinux")),
+    // lost since, and its tables with it.
+    for (name, path, hash) in [
+        ("kept", kernel.path.as_path(), kernel.reference.hash),
+        ("lost", Path::new("/nowhere/vmlinux"), KernelHash([7; 32])),
     ] {
         let info = SnapshotInfo {
             command_line: booted.command_line.clone(),
             kernel: Some(KernelReference {
                 path: path.into(),
+                hash,
                 ..kernel.reference.clone()
             }),
         };
