@@ -1,13 +1,14 @@
-//! A kernel's decoded symbols, types and panic finder as one block of bytes, used in place. Loading a block
-//! decodes and copies nothing.
+//! A kernel's decoded symbols, types and panic finder as one block of bytes, used in place. Loading
+//! a block decodes and copies nothing.
 //!
 //! The caller stores the bytes in a file that it replaces as a whole, and reads or maps them. It
 //! names the kernel by a key that changes with its image: a build id, a hash. A block is refused if
 //! it is of another kernel or version, cut short, or has lost pages. This does not defend against
 //! forged blocks: their content is trusted, but cannot make a reader panic or loop forever.
 //!
-//! Format, little-endian: a header of 120 bytes, then key, banner, symbols, types and panic finder. The
-//! header holds a magic number, the version, a checksum, and the lengths and counts of `to_bytes`.
+//! Format, little-endian: a header of 120 bytes, then key, banner, symbols, types and panic finder.
+//! The header holds a magic number, the version, a checksum, and the lengths and counts of
+//! `to_bytes`.
 
 use super::btf::{self, Btf};
 use super::panic::PanicFinder;

@@ -23,8 +23,8 @@ impl PausedSystem<'_> {
         Ok(readers.as_ref().map_or(none, list))
     }
 
-    /// Returns the symbols of these [`modules`](Self::modules) and of BPF programs, and the parts of
-    /// them that could not be read.
+    /// Returns the symbols of these [`modules`](Self::modules) and of BPF programs, and the parts
+    /// of them that could not be read.
     ///
     /// # Errors
     /// If the kernel's layout for modules is unknown.

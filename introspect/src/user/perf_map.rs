@@ -1,8 +1,8 @@
 //! The names of code that a program generates, which it writes to `/tmp/perf-PID.map` for perf(1).
 //!
-//! Each line is `START SIZE NAME`, with hexadecimal numbers (tools/perf/Documentation/jit-interface.txt).
-//! The file has no order, and a later line replaces earlier ones of the same addresses. Lines of
-//! another form are skipped.
+//! Each line is `START SIZE NAME`, with hexadecimal numbers
+//! (tools/perf/Documentation/jit-interface.txt). The file has no order, and a later line replaces
+//! earlier ones of the same addresses. Lines of another form are skipped.
 
 use std::borrow::Cow;
 

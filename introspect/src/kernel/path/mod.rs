@@ -188,8 +188,8 @@ impl PathLayout {
             .map(|(mount, dentry)| PathRef { mount, dentry }))
     }
 
-    /// Reads the `struct path` of the `struct file` at `file`, of an overlay's file that which users
-    /// see; `None` if it is not set up.
+    /// Reads the `struct path` of the `struct file` at `file`, of an overlay's file that which
+    /// users see; `None` if it is not set up.
     ///
     /// # Errors
     /// If it cannot be read.

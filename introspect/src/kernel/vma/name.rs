@@ -222,8 +222,8 @@ impl VmaLayout {
         Ok(name)
     }
 
-    /// Returns the identity of the `struct file` at `file`. For a file of overlayfs before Linux 6.8,
-    /// it is that of the file beneath, as in `/proc/PID/maps`.
+    /// Returns the identity of the `struct file` at `file`. For a file of overlayfs before Linux
+    /// 6.8, it is that of the file beneath, as in `/proc/PID/maps`.
     ///
     /// # Errors
     /// If it cannot be read.
