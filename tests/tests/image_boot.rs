@@ -1,5 +1,6 @@
-//! `run --image`, and the library's builder: an image boots by its own boot loader's configuration, and stays as it is below
-//! an overlay. Made by `mke2fs` and `qemu-img` (Debian's packages e2fsprogs and qemu-utils).
+//! `run --image`, and the library's builder: an image boots by its own boot loader's configuration,
+//! and stays as it is below an overlay. Made by `mke2fs` and `qemu-img` (Debian's packages
+//! e2fsprogs and qemu-utils).
 
 use std::fs;
 use std::path::{Path, PathBuf};
