@@ -97,7 +97,7 @@ impl PanicFinder {
     }
 
     /// Returns the finder as bytes, for [`Self::from_bytes`]. Little-endian words: the address of
-    /// `panic_cpu` and that of the constant, each [`NOWHERE`] if unknown, the number of ranges,
+    /// `panic_cpu` and that of the constant, all ones if unknown, the number of ranges,
     /// and start and end of each range; then the constant.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
