@@ -18,14 +18,12 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use vmm::machine::{VsockConfig, VsockSocket};
+use vmm::machine::{FIRST_CID, VsockConfig, VsockSocket};
 use vmm::snapshot::{RestoreError, saved_vsock};
 
 use crate::confinement::{Confinement, ConfinementError, Kind, Reach};
 use crate::report::say;
 
-/// The smallest context id of a guest: those below have meanings of their own.
-const FIRST_CID: u32 = 3;
 /// The longest path of a socket in bytes, less `_` and the largest port of a service beside it.
 const LONGEST_PATH: usize = 107 - 11;
 /// The number of programs that may wait to be accepted.
@@ -212,14 +210,14 @@ impl SocketFile {
         })
     }
 
-    /// Keeps the socket until the result is dropped. A thread does so that may remove files of its
-    /// folder and reach no others: it is made before this thread is confined.
+    /// Keeps the socket until the result is dropped, on a thread that is made before this one is
+    /// confined. That thread may remove files of the socket's folder, and reaches no others.
     ///
     /// # Errors
     /// If there can be no such thread.
     pub fn keep(self, confinement: &Confinement) -> Result<KeptFile, ConfinementError> {
         let (end, ended) = channel::<()>();
-        let (tell, told) = channel();
+        let (report, reported) = channel();
         let confinement = confinement.clone();
         let thread = std::thread::Builder::new()
             .name("vsock-file".into())
@@ -235,7 +233,7 @@ impl SocketFile {
                 let confined = confinement.enter_within(Kind::Service, &reach);
                 let goes_on = confined.is_ok();
                 // The maker waits.
-                let _ = tell.send(confined);
+                let _ = report.send(confined);
                 if goes_on {
                     // Nothing is sent: the other end is dropped.
                     let _ = ended.recv();
@@ -247,7 +245,7 @@ impl SocketFile {
             thread: Some(thread),
         };
         let gone = |_| io::Error::other("the thread of a socket's file has ended");
-        told.recv().map_err(gone)??;
+        reported.recv().map_err(gone)??;
         Ok(kept)
     }
 }

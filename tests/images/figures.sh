@@ -65,7 +65,7 @@ qemu() {
     rm -f passt.sock
     passt -q -f -s "$PWD/passt.sock" -t 2222:22,5002 2>passt.log &
     passt=$!
-    until [ -S passt.sock ]; do
+    until grep -q 'now start qemu' passt.log; do
         alive $passt || fail "passt"
         sleep 0.1
     done

@@ -141,7 +141,7 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
         translators,
         structures,
         // An expectation has no maps of its own to print.
-        keeps_maps: _,
+        omits_maps: _,
     } = script.map_err(|found| {
         let messages = found.into_iter().map(|diagnostic| diagnostic.message);
         let messages = messages.collect::<Vec<_>>().join("; ");

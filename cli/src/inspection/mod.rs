@@ -96,9 +96,9 @@ impl<'v> Inspection<'v> {
             let mut descriptions = Descriptions::new(&look);
             let mut bare = 0;
             let described = tasks.items.iter().map(|task| {
-                let told = descriptions.bytes < MOST_BYTES;
-                bare += usize::from(!told);
-                descriptions.process(task, told)
+                let whole = descriptions.bytes < MOST_BYTES;
+                bare += usize::from(!whole);
+                descriptions.process(task, whole)
             });
             let described = described.collect();
             if bare > 0 {

@@ -46,7 +46,7 @@ pub struct Script {
     /// The structures that the script defines.
     pub structures: Vec<Structure>,
     /// Set if the maps are not printed at the end (`config = { print_maps_on_exit = 0 }`).
-    pub keeps_maps: bool,
+    pub omits_maps: bool,
 }
 
 /// Probes, a predicate, and actions.

@@ -38,9 +38,9 @@ pub use end::RunEnd;
 pub use handle::{EndWatch, Handle};
 pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
-    BlockBackend, ConsoleConfig, ConsolePorts, DiskConfig, ETHERNET_MTU, ImageError, ImageFormat,
-    MAX_DEVICES, NetConfig, NetConnection, Overlay, TapError, Transport, VirtioConfig, VirtioError,
-    VirtioStats, VsockConfig, VsockSocket,
+    BlockBackend, ConsoleConfig, ConsolePorts, DiskConfig, ETHERNET_MTU, FIRST_CID, ImageError,
+    ImageFormat, MAX_DEVICES, NetConfig, NetConnection, Overlay, TapError, Transport, VirtioConfig,
+    VirtioError, VirtioStats, VsockConfig, VsockSocket,
 };
 
 use crate::boot::AcpiConfig;

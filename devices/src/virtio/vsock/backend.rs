@@ -31,9 +31,9 @@ pub enum Direction {
 
 /// The backend of a socket device. No call may wait.
 ///
-/// Whoever serves the device calls [`DeviceHandle::poll`](crate::virtio::DeviceHandle::poll) when
-/// the backend may have an event. Each event is told once. The device reads a stream until
-/// `WouldBlock`, or has no event for it until it does so later.
+/// The server of the device calls [`DeviceHandle::poll`](crate::virtio::DeviceHandle::poll) when
+/// the backend may have an event. Each event is reported once. A stream that has not been read up
+/// to `WouldBlock` has no further event.
 pub trait VsockBackend: Send {
     /// Adds the next events, a bounded number. Returns whether there may be more.
     fn events(&mut self, events: &mut Vec<HostEvent>) -> bool;
@@ -59,7 +59,8 @@ pub trait VsockBackend: Send {
     /// Writes to a stream, at least one byte of at least one.
     ///
     /// # Errors
-    /// `WouldBlock` if there is no room: an event tells when there is some. Others end the stream.
+    /// `WouldBlock` if there is no room: an event reports it when there is some. Others end the
+    /// stream.
     fn write(&mut self, stream: StreamId, bytes: &[u8]) -> io::Result<usize>;
 
     /// Ends one direction of a stream.

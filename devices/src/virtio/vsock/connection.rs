@@ -11,7 +11,7 @@ use super::header::{CLOSED, Header, NO_MORE_RECEIVED, NO_MORE_SENT, Operation};
 
 /// The maximum number of bytes that are held for a program of the host.
 pub const BUFFER: u32 = 64 << 10;
-/// The number of bytes after which the guest is told that they have been taken.
+/// The number of bytes that the program takes before the device reports its new room to the guest.
 const CREDIT_STEP: u32 = BUFFER / 4;
 
 /// The two ports of a connection.
@@ -36,14 +36,14 @@ pub(super) struct Connection {
     pub(super) outbox: Vec<u8>,
     /// The directions that the guest has ended: flags of a shutdown.
     pub(super) guest_ended: u32,
-    /// The directions that the host has ended, and those of which the guest knows.
+    /// The directions that the host has ended, and those that were reported to the guest.
     pub(super) host_ended: u32,
-    told_ended: u32,
+    reported_ended: u32,
     /// The time at which the guest must have answered.
     pub(super) deadline: Option<Instant>,
-    /// The number of the guest's bytes that have left the outbox, and what the guest knows of it.
+    /// The number of the guest's bytes that have left the outbox, and the last reported one.
     taken: u32,
-    told_taken: u32,
+    reported_taken: u32,
     /// True if the guest has asked for its credit.
     pub(super) credit_due: bool,
     /// The number of bytes sent to the guest.
@@ -67,10 +67,10 @@ impl Connection {
             outbox: Vec::new(),
             guest_ended: 0,
             host_ended: 0,
-            told_ended: 0,
+            reported_ended: 0,
             deadline: None,
             taken: 0,
-            told_taken: 0,
+            reported_taken: 0,
             credit_due: false,
             sent: 0,
             guest_buffer: 0,
@@ -104,7 +104,7 @@ impl Connection {
     pub(super) fn took(&mut self, length: usize) {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         self.taken = self.taken.wrapping_add(length);
-        if self.taken.wrapping_sub(self.told_taken) >= CREDIT_STEP {
+        if self.taken.wrapping_sub(self.reported_taken) >= CREDIT_STEP {
             self.credit_due = true;
         }
     }
@@ -134,12 +134,12 @@ impl Connection {
 
     /// Checks whether the guest does not know yet which directions the host has ended.
     fn ends(&self) -> bool {
-        self.established && self.host_ended != self.told_ended
+        self.established && self.host_ended != self.reported_ended
     }
 
-    /// Returns whether the guest has been told that both directions have ended.
-    pub(super) fn told_closed(&self) -> bool {
-        self.told_ended == CLOSED
+    /// Checks whether the end of both directions was reported to the guest.
+    pub(super) fn reported_closed(&self) -> bool {
+        self.reported_ended == CLOSED
     }
 
     /// Takes the packet that is due without bytes of the stream, and its flags.
@@ -148,7 +148,7 @@ impl Connection {
             return Some((opening, 0));
         }
         if self.ends() {
-            self.told_ended = self.host_ended;
+            self.reported_ended = self.host_ended;
             return Some((Operation::Shutdown, self.host_ended));
         }
         None
@@ -167,7 +167,7 @@ impl Connection {
     pub(super) fn account(&mut self, header: &mut Header, length: usize) {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         self.sent = self.sent.wrapping_add(length);
-        self.told_taken = self.taken;
+        self.reported_taken = self.taken;
         self.credit_due = false;
         header.length = length;
         header.buffer = BUFFER;

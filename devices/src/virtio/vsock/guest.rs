@@ -137,7 +137,8 @@ impl Vsock {
         true
     }
 
-    /// Ends a connection, or refuses one that does not exist: the guest is told, if it knows of it.
+    /// Ends a connection, or refuses one that does not exist. The guest gets a reset, unless it
+    /// does not know of the connection yet.
     pub(super) fn end(&mut self, ports: Ports) {
         let unknown = self
             .connections

@@ -27,7 +27,7 @@ pub enum Operation {
     Shutdown = 4,
     /// Carries bytes.
     Data = 5,
-    /// Tells the sender's room.
+    /// Reports the sender's room.
     CreditUpdate = 6,
     /// Asks for the receiver's room.
     CreditRequest = 7,

@@ -152,7 +152,8 @@ impl Vsock {
         self.mark(ports);
     }
 
-    /// Tells a program that the guest has accepted. Returns whether it is still there.
+    /// Sends a program the line that the guest has accepted. Returns `false` if the program is
+    /// gone.
     pub(super) fn welcome(&mut self, ports: Ports) -> bool {
         let (Some(connection), Some(backend)) = (self.connections.get(&ports), &mut self.backend)
         else {

@@ -9,8 +9,8 @@
 //! taken, answers that the guest has no buffers for. While those wait, the guest's packets stay in
 //! its queue. Bytes for the guest are read only as it has room for them.
 //!
-//! Connections do not survive a snapshot. A restored guest is told so by an event. Programs of the
-//! host wait until the guest has seen it.
+//! Connections do not survive a snapshot. A restored guest gets an event for that, the transport
+//! reset. Programs of the host wait until the guest has seen it.
 //!
 //! Not here: datagrams, and sockets with message boundaries.
 
@@ -122,7 +122,7 @@ enum Restored {
     /// It has no buffer for the event yet.
     Due,
     /// It has the event. The count of buffers for events was this one then.
-    Told(u16),
+    Sent(u16),
 }
 
 /// A socket device.
@@ -192,7 +192,7 @@ impl Vsock {
 
     /// Does everything that is possible, within the bounds of one call.
     fn work(&mut self, now: Instant, queues: &mut Queues) -> Progress {
-        self.tell_restored(now, queues);
+        self.report_reset(now, queues);
         self.expire(now);
         let mut more = self.take_events(now);
         more |= self.transmit(queues) == Progress::More;
@@ -211,18 +211,18 @@ impl Vsock {
         self.resets.len() >= MOST_RESETS
     }
 
-    /// Tells a restored guest that its connections are gone, and notes when it has seen that: it
+    /// Reports to a restored guest that its connections are gone. The guest has seen it when it
     /// puts the buffer back.
-    fn tell_restored(&mut self, now: Instant, queues: &mut Queues) {
+    fn report_reset(&mut self, now: Instant, queues: &mut Queues) {
         if self.restored.is_some() && self.restored_until.is_none() {
             self.restored_until = now.checked_add(RESET_TIME);
             self.wake_at(self.restored_until);
         }
         if self.restored == Some(Restored::Due) && self.send_reset(queues) {
             let seen = queues.made_available(EVENT);
-            self.restored = Some(Restored::Told(seen));
+            self.restored = Some(Restored::Sent(seen));
         }
-        if let Some(Restored::Told(seen)) = self.restored {
+        if let Some(Restored::Sent(seen)) = self.restored {
             let back = queues.listen_behind(EVENT, seen) || queues.made_available(EVENT) != seen;
             if back || !self.holds(now) {
                 self.restored = None;

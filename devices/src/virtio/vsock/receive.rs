@@ -99,7 +99,7 @@ impl Vsock {
         }
         let credit = || connection.take_credit_due().map(|operation| (operation, 0));
         let (operation, flags) = due.or_else(credit)?;
-        if connection.told_closed() && connection.deadline.is_none() {
+        if connection.reported_closed() && connection.deadline.is_none() {
             connection.deadline = now.checked_add(ANSWER_TIME);
         }
         let deadline = connection.deadline;

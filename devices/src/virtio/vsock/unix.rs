@@ -29,7 +29,7 @@ const NO_WAIT: Timespec = Timespec {
     tv_nsec: 0,
 };
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
-/// The events of a stream that are always wanted. Each is told when it begins to hold.
+/// The events of a stream that are always wanted. Each is reported when it begins to hold.
 const WANTED: EventFlags = EventFlags::IN
     .union(EventFlags::RDHUP)
     .union(EventFlags::ET);
@@ -37,7 +37,7 @@ const WANTED: EventFlags = EventFlags::IN
 /// A stream.
 struct Stream {
     socket: OwnedFd,
-    /// Whether room is told, which is so only while a write waits.
+    /// Set while a write waits for room, which is then reported.
     wants_room: bool,
 }
 
@@ -106,7 +106,7 @@ impl UnixHost {
         found.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Asks for the event of room, or no longer. Room that is there already is told.
+    /// Asks for the event of room, or no longer. Room that is there already is reported.
     fn want_room(&mut self, stream: StreamId, wanted: bool) {
         let Some(known) = self.streams.get_mut(&stream.0) else {
             return;

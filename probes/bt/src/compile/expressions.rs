@@ -225,6 +225,10 @@ impl RuleCompiler<'_, '_> {
                 (&one, &other),
                 (Type::Unsigned, Type::Unsigned | Type::Number) | (Type::Number, Type::Unsigned)
             );
+        let is_sum = matches!(operator, BinaryOperator::Add | BinaryOperator::Subtract);
+        if is_sum && !self.is_strict() && !matches!(other, Type::Pointer(_)) {
+            self.scale(&one);
+        }
         self.put(match as_unsigned {
             true => Operation::CompareUnsigned(operator),
             false => Operation::Binary(operator),
@@ -248,30 +252,10 @@ impl RuleCompiler<'_, '_> {
             self.must_be_number(&one, left.span);
             self.must_be_number(&other, right.span);
         }
-        // Arithmetic on pointers is in elements, as in C.
-        match (operator, one) {
-            (BinaryOperator::Add | BinaryOperator::Subtract, Type::Pointer(to)) => {
-                self.scale_pointer(operator, &to, other)
-            }
-            _ => Type::Number,
+        match (is_sum, other) {
+            (false, _) | (true, Type::Pointer(_)) => Type::Number,
+            (true, _) => self.stepped(one),
         }
-    }
-
-    /// Scales the sum of a pointer and a number that has just been put as if it were bytes.
-    fn scale_pointer(&mut self, operator: BinaryOperator, to: &MemoryType, other: Type) -> Type {
-        let size = self.shared.types.size(to).unwrap_or(1);
-        if matches!(other, Type::Pointer(_)) || size == 1 {
-            return match other {
-                Type::Pointer(_) => Type::Number,
-                _ => Type::Pointer(to.clone()),
-            };
-        }
-        // left, right -> left, right * size
-        self.code.pop();
-        self.constant(i64::try_from(size).unwrap_or(1));
-        self.put(Operation::Binary(BinaryOperator::Multiply));
-        self.put(Operation::Binary(operator));
-        Type::Pointer(to.clone())
     }
 
     pub(super) fn must_be_number(&mut self, of: &Type, span: Span) {

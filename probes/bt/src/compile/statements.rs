@@ -162,13 +162,7 @@ impl RuleCompiler<'_, '_> {
             return Type::Number;
         }
         let of = self.stepped(of);
-        match self.step_of(&of) {
-            1 => {}
-            size => {
-                self.constant(size);
-                self.put(Operation::Binary(BinaryOperator::Multiply));
-            }
-        }
+        self.scale(&of);
         of
     }
 

@@ -2,7 +2,7 @@
 
 use super::types::Type;
 use super::{RuleCompiler, nearest, with};
-use crate::ast::{Aggregation, Expression, Lvalue, LvalueKind, Span};
+use crate::ast::{Aggregation, BinaryOperator, Expression, Lvalue, LvalueKind, Span};
 use crate::maps::MapKind;
 use crate::program::Operation;
 
@@ -139,6 +139,18 @@ impl RuleCompiler<'_, '_> {
             _ => None,
         };
         size.and_then(|size| i64::try_from(size).ok()).unwrap_or(1)
+    }
+
+    /// Scales the number that has just been put, which is to be added to a value of the type `of`.
+    /// Those of a pointer are elements, as in C.
+    pub(super) fn scale(&mut self, of: &Type) {
+        match self.step_of(of) {
+            1 => {}
+            size => {
+                self.constant(size);
+                self.put(Operation::Binary(BinaryOperator::Multiply));
+            }
+        }
     }
 
     /// Notes that a map may hold values of this type.

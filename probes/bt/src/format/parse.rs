@@ -108,11 +108,12 @@ impl Reader<'_> {
         }
         if dialect == Dialect::Normal {
             // Length modifiers: all numbers have 64 bits, of which `h` shows fewer.
-            while let Some(b'h' | b'l' | b'j' | b'z' | b't' | b'q' | b'L') = self.text.get(self.at)
+            while let Some(letter @ (b'h' | b'l' | b'j' | b'z' | b't' | b'q' | b'L')) =
+                self.text.get(self.at)
             {
-                conversion.bytes = match (self.text.get(self.at), conversion.bytes) {
-                    (Some(b'h'), 8) => 2,
-                    (Some(b'h'), _) => 1,
+                conversion.bytes = match (letter, conversion.bytes) {
+                    (b'h', 8) => 2,
+                    (b'h', _) => 1,
                     (_, bytes) => bytes,
                 };
                 self.at += 1;

@@ -153,7 +153,7 @@ impl Parser<'_> {
             };
             self.next()?;
             if known == PRINT_MAPS {
-                script.keeps_maps = is_off;
+                script.omits_maps = is_off;
             }
         }
         Ok(())

@@ -192,7 +192,7 @@ impl Prepared {
         for rule in &script.rules {
             places.compile(rule, &resolved, &mut compiler);
         }
-        let printed = match script.keeps_maps {
+        let printed = match script.omits_maps {
             true => Vec::new(),
             false => compiler.printed_at_end(&assigned(script)),
         };

@@ -46,7 +46,7 @@ pub use layout::MAX_DEVICES;
 pub use net::{ETHERNET_MTU, NetConfig, NetConnection};
 pub use ports::ConsolePorts;
 pub use tap::TapError;
-pub use vsock::{VsockConfig, VsockSocket};
+pub use vsock::{FIRST_CID, VsockConfig, VsockSocket};
 pub(crate) use worker::Worker;
 
 use super::MachineError;

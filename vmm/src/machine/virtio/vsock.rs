@@ -2,14 +2,17 @@
 //! which the caller makes.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use devices::virtio::rng::HostEntropy;
 use devices::virtio::vsock::{UnixHost, VsockBackend};
+
+pub use devices::virtio::vsock::FIRST_CID;
+
 use serde::{Deserialize, Serialize};
 
 /// Sockets between guest and host (virtio-vsock).
@@ -28,7 +31,7 @@ pub struct VsockConfig {
 pub struct VsockSocket {
     /// The backend, until a machine has it.
     backend: Arc<Mutex<Option<UnixHost>>>,
-    /// The descriptor that tells when the backend has events.
+    /// The descriptor that is readable while the backend has events.
     descriptor: Arc<OwnedFd>,
 }
 
@@ -69,8 +72,10 @@ impl VsockSocket {
 
     /// Returns a number that differs between machines.
     pub(super) fn seed(&self) -> u32 {
-        // The keys of the standard library's hashes are random.
-        RandomState::new().hash_one(()) as u32
+        let mut bytes = [0; 4];
+        // Without random numbers only a restored copy's connections may be taken for older ones.
+        let _ = HostEntropy.read_exact(&mut bytes);
+        u32::from_le_bytes(bytes)
     }
 
     /// Returns the backend, once.

@@ -1,4 +1,4 @@
-//! Snapshots: connections do not survive, and the guest is told.
+//! Snapshots: connections do not survive, and the guest gets an event for that.
 
 use super::*;
 
