@@ -29,6 +29,8 @@ pub enum Failure {
     Shown(String),
     /// A command line that parses but makes no sense; exit status 2.
     Usage(String),
+    /// A script ended with this status: `exit(3)`. No report.
+    Status(u8),
     /// The reader of the output has gone (`| head`): no report, exit status 0.
     OutputClosed,
 }
@@ -43,7 +45,7 @@ impl Failure {
     pub fn message(&self) -> &str {
         match self {
             Self::Failed(message) | Self::Shown(message) | Self::Usage(message) => message,
-            Self::OutputClosed => "",
+            Self::Status(_) | Self::OutputClosed => "",
         }
     }
 
@@ -200,6 +202,7 @@ pub fn show(text: &[u8]) {
 pub fn finish(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Err(Failure::Status(status)) => ExitCode::from(status),
         Err(Failure::Failed(message)) => {
             say(one_line(&message));
             ExitCode::from(FAILED)

@@ -196,8 +196,10 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         .any(|spec| matches!(spec.kind, ProbeKind::Pattern(_)));
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
     if !needs_guest {
-        let Rendered { out, err } = run_alone(&script, &request).map_err(Failure::refused)?;
-        return put(&mut kept_output(file.as_mut())?, &out, &err);
+        let (Rendered { out, err }, status) =
+            run_alone(&script, &request).map_err(Failure::refused)?;
+        put(&mut kept_output(file.as_mut())?, &out, &err)?;
+        return with_status(status);
     }
     let (lines, _signals) = start(args.which, &Command::Script(request), args.duration)?;
     follow(lines, kept_output(file.as_mut())?, args.verbose > 0)
@@ -220,10 +222,19 @@ fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Fai
             Line::Output { out, err } => put(&mut output, out.as_bytes(), err.as_bytes())?,
             Line::End { counts, machine } => {
                 tell(&counts, verbose);
-                return MachineEnd::report(machine.as_ref());
+                MachineEnd::report(machine.as_ref())?;
+                return with_status(counts.exit_status);
             }
             Line::Refused(error) => return Err(Failure::refused(error)),
         }
+    }
+}
+
+/// Ends the command with a script's own status.
+fn with_status(status: u8) -> Result<(), Failure> {
+    match status {
+        0 => Ok(()),
+        status => Err(Failure::Status(status)),
     }
 }
 

@@ -140,8 +140,13 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
         rules,
         translators,
         structures,
-        // An expectation has no maps of its own to print.
+        macros,
+        enums,
+        map_sizes,
+        // An expectation has no maps of its own to print, and reads texts of the usual length.
         omits_maps: _,
+        most_entries: _,
+        longest_text: _,
     } = script.map_err(|found| {
         let messages = found.into_iter().map(|diagnostic| diagnostic.message);
         let messages = messages.collect::<Vec<_>>().join("; ");
@@ -152,7 +157,12 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
     let [parsed] = rules.as_slice() else {
         return Err(wrong(format!("{} rules of a script", rules.len())));
     };
-    if !(translators.is_empty() && structures.is_empty()) {
+    let has_definitions = !(translators.is_empty()
+        && structures.is_empty()
+        && macros.is_empty()
+        && enums.is_empty()
+        && map_sizes.is_empty());
+    if has_definitions {
         return Err(wrong("definitions of a script".to_owned()));
     }
     let [probe] = parsed.probes.as_slice() else {

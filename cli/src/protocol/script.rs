@@ -101,6 +101,9 @@ pub struct Counts {
     /// The timer ticks that came too late and were joined with the one before. All traces of the
     /// machine count together.
     pub joined_ticks: u64,
+    /// The status that the script gave to `exit()`.
+    #[serde(default)]
+    pub exit_status: u8,
     /// The hits of each probe, by name.
     pub each: Vec<(String, u64)>,
     /// The probes with sites in programs that were given up: see

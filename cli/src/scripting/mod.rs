@@ -138,6 +138,7 @@ impl Job {
             failed_reads: stats.failed_reads,
             endless: stats.endless,
             joined_ticks,
+            exit_status: stats.exit_status,
             each,
             given_up,
         };
@@ -204,12 +205,12 @@ impl Renderer {
 ///
 /// # Errors
 /// If the script has errors.
-pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<Rendered, RequestError> {
+pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<(Rendered, u8), RequestError> {
     let clock = Clock::now(1_000_000_000);
     let prepared = Prepared::new(script, &request.options(), &Nobody, &Nobody, 1, clock);
     let prepared = prepared.map_err(|wrong| request.refuse(&wrong))?;
     let mut rendered = Rendered::default();
-    prepared.run_alone(&mut |output| {
+    let status = prepared.run_alone(&mut |output| {
         render(
             &output,
             request.form,
@@ -218,7 +219,7 @@ pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<Rendered, R
             &mut rendered,
         );
     });
-    Ok(rendered)
+    Ok((rendered, status))
 }
 
 fn render(

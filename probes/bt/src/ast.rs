@@ -45,8 +45,19 @@ pub struct Script {
     pub translators: Vec<Translator>,
     /// The structures that the script defines.
     pub structures: Vec<Structure>,
+    /// The macros, functions and constants that the script defines. Calls of them are gone: they
+    /// are replaced while the script is parsed.
+    pub macros: Vec<Macro>,
+    /// The enums that the script defines.
+    pub enums: Vec<Enum>,
+    /// The sizes that the script gives its maps: `let @x = hash(100);`.
+    pub map_sizes: Vec<MapSize>,
     /// Set if the maps are not printed at the end (`config = { print_maps_on_exit = 0 }`).
     pub omits_maps: bool,
+    /// The greatest number of entries of a map (`config = { max_map_keys = 100 }`).
+    pub most_entries: Option<usize>,
+    /// The greatest number of bytes of a text (`config = { max_strlen = 200 }`).
+    pub longest_text: Option<usize>,
 }
 
 /// Probes, a predicate, and actions.
@@ -78,6 +89,72 @@ pub enum ProbeKind {
     End,
     /// A pattern of probes, as [`ProbePattern`](probes::name::ProbePattern) reads it.
     Pattern(String),
+}
+
+/// A macro, a function or a constant: `macro name($x, @y, z) { ... }`,
+/// `fn name($x : int64) { ... }` or `#define NAME value`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Macro {
+    /// The name.
+    pub name: String,
+    /// The parameters, in order.
+    pub parameters: Vec<Parameter>,
+    /// The statements and the value.
+    pub body: BlockExpression,
+    /// The text of the name.
+    pub span: Span,
+}
+
+impl Macro {
+    /// Returns the name and the number of parameters, which tell macros apart.
+    #[must_use]
+    pub fn key(&self) -> (&str, usize) {
+        (&self.name, self.parameters.len())
+    }
+}
+
+/// An enum: `enum name { A, B = 5, ... };`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enum {
+    /// The name without `enum`; empty if there is none.
+    pub name: String,
+    /// The names and values, in order.
+    pub members: Vec<(String, i64)>,
+}
+
+/// A parameter of a macro.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Parameter {
+    /// `$x`: a variable, which the macro may change. In a function it is a copy.
+    Variable(String),
+    /// `@x`: a whole map.
+    Map(String),
+    /// `x`: any expression.
+    Expression(String),
+}
+
+/// A block with a value: `{ $x = 1; $x + 1 }`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BlockExpression {
+    /// The statements before the value.
+    pub block: Block,
+    /// The value; 0 if there is none.
+    pub value: Option<Expression>,
+    /// Whether this is a function's body, which `return` ends.
+    pub is_function: bool,
+}
+
+/// The size of a map: `let @x = hash(100);`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapSize {
+    /// The map's name without `@`.
+    pub name: String,
+    /// The greatest number of entries.
+    pub most: usize,
+    /// Whether a full map drops the entry that was used least recently: `lruhash(100)`.
+    pub evicts: bool,
+    /// The text of the declaration.
+    pub span: Span,
 }
 
 /// Statements in braces.
@@ -166,8 +243,8 @@ pub enum StatementKind {
     Break,
     /// Begins the next iteration of the innermost loop.
     Continue,
-    /// Ends the rule.
-    Return,
+    /// Ends the rule, or the function with this value.
+    Return(Option<Expression>),
 }
 
 /// A variable that can be assigned.
@@ -208,8 +285,8 @@ pub enum Aggregation {
     Average,
     /// The number of values, their mean and their sum.
     Stats,
-    /// A histogram with powers of two.
-    PowerHistogram,
+    /// A histogram with powers of two, each divided into 2 to the power of so many parts.
+    PowerHistogram(u32),
     /// A histogram with equal steps.
     LinearHistogram {
         /// The lower bound. Values below it have a bucket of their own, or are dropped in the
@@ -275,12 +352,12 @@ pub enum ExpressionKind {
     Unary(UnaryOperator, Box<Expression>),
     /// An operator with two operands: `x + y`.
     Binary(BinaryOperator, Box<Expression>, Box<Expression>),
-    /// `c ? x : y`.
+    /// `c ? x : y`, or `c ?: y`.
     Conditional {
         /// The condition.
         condition: Box<Expression>,
-        /// The value if the condition is not 0.
-        then: Box<Expression>,
+        /// The value if the condition is not 0; the condition itself if there is none.
+        then: Option<Box<Expression>>,
         /// The value if the condition is 0.
         otherwise: Box<Expression>,
     },
@@ -338,6 +415,18 @@ pub enum ExpressionKind {
         /// The path of members.
         members: Vec<String>,
     },
+    /// A name that the parser does not know, with the arguments of a call: a macro's, or an
+    /// enum's. There is none in a parsed script.
+    Named {
+        /// The name.
+        name: String,
+        /// The arguments; `None` without parentheses.
+        arguments: Option<Vec<Expression>>,
+    },
+    /// A block with a value.
+    Block(Box<BlockExpression>),
+    /// A record: `(x = 1, y = 2)`.
+    Record(Vec<(String, Expression)>),
     /// A tuple of at least two items: `(x, y)`.
     Tuple(Vec<Expression>),
     /// A translator's output: `xlate <type>(of)`.
@@ -387,11 +476,13 @@ pub struct Translator {
     pub span: Span,
 }
 
-/// A structure of a script or a translator's file: `struct name { type member; ... };`
+/// A structure or union of a script or a translator's file: `struct name { type member; ... };`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Structure {
-    /// The name without `struct`.
+    /// The name without `struct`. Those inside others have names that no script can write.
     pub name: String,
+    /// Whether all members begin at the start.
+    pub is_union: bool,
     /// The members, in order.
     pub members: Vec<StructureMember>,
     /// The text of the structure.
@@ -403,10 +494,13 @@ pub struct Structure {
 pub struct StructureMember {
     /// The member's type.
     pub type_name: TypeName,
-    /// The member's name.
+    /// The member's name. It is empty for a structure whose members count as those of the one
+    /// around it, and for bits between others.
     pub name: String,
     /// The number of elements, if it is an array.
     pub elements: Option<u64>,
+    /// The number of bits, if it is a bit field.
+    pub bits: Option<u64>,
 }
 
 /// Operators with one operand.
@@ -420,6 +514,8 @@ pub enum UnaryOperator {
     Complement,
     /// `*`: dereferences a pointer.
     Dereference,
+    /// `&`: takes the address of a member or an element.
+    Address,
 }
 
 /// Operators with two operands.
@@ -487,6 +583,8 @@ pub enum Builtin {
     Random,
     /// The program counter.
     ProgramCounter,
+    /// The number of vCPUs.
+    CpuCount,
 }
 
 /// The language's functions. `hist` and the like are no expressions: see
@@ -511,8 +609,22 @@ pub enum Function {
     HasKey,
     /// `len(@map)`, `len(stack)`, `len(string)`.
     Len,
-    /// `exit()`.
+    /// `exit()`, `exit(status)`.
     Exit,
+    /// `strerror(number)`.
+    ErrorText,
+    /// `signal_name(number)`.
+    SignalName,
+    /// `syscall_name(number)`.
+    CallName,
+    /// `strstr(haystack, needle)`.
+    Find,
+    /// `pton("address")`.
+    AddressBytes,
+    /// `getopt("name", default, "description")`.
+    Option,
+    /// A function of bpftrace that cannot be offered, with the reason.
+    Refused(&'static str),
     /// `str(pointer [, length])`.
     Str,
     /// `buf(pointer, length)`: bytes, shown as `\x..`.

@@ -24,9 +24,12 @@ const STRICT_COUNT_END: usize = 20;
 /// numbers ascend as the values do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Buckets {
-    /// Powers of two. The number is -1 for negative values, 0 for those below 1, and n + 1 for
-    /// `[2^n, 2^(n+1))`.
-    Power,
+    /// Powers of two, each divided into `2^bits` parts. The number is -1 for negative values, and
+    /// ascends by one with each part. Without parts it is n + 1 for `[2^n, 2^(n+1))`.
+    Power {
+        /// The logarithm of the number of parts.
+        bits: u32,
+    },
     /// Equal steps. The number is 0 below `min`, `(max - min) / step + 1` from `max` on.
     Linear {
         /// The first value of the first step.
@@ -55,8 +58,8 @@ impl Buckets {
     #[must_use]
     pub fn of(aggregation: Aggregation, dialect: Dialect) -> Option<Self> {
         Some(match (aggregation, dialect) {
-            (Aggregation::PowerHistogram, Dialect::Normal) => Self::Power,
-            (Aggregation::PowerHistogram, Dialect::Strict) => Self::StrictPower,
+            (Aggregation::PowerHistogram(bits), Dialect::Normal) => Self::Power { bits },
+            (Aggregation::PowerHistogram(_), Dialect::Strict) => Self::StrictPower,
             (Aggregation::LinearHistogram { min, max, step }, Dialect::Normal) => {
                 Self::Linear { min, max, step }
             }
@@ -71,10 +74,13 @@ impl Buckets {
     #[must_use]
     pub fn bucket_of(self, value: i64) -> Option<i64> {
         match self {
-            Self::Power => Some(match value {
+            Self::Power { bits } => Some(match value {
                 ..0 => -1,
                 0 => 0,
-                1.. => i64::from(value.ilog2()) + 1,
+                1.. => match value.ilog2().checked_sub(bits) {
+                    None => value,
+                    Some(shift) => (i64::from(shift) << bits) + (value >> shift),
+                },
             }),
             Self::Linear { min, max, step } => {
                 let (min, step) = (i128::from(min), i128::from(step.max(1)));
@@ -106,9 +112,18 @@ impl Buckets {
         // If 2^n is no `i64`, there is nothing behind the bucket.
         let power = |n: i64| u32::try_from(n).ok().and_then(|n| 1_i64.checked_shl(n));
         match self {
-            Self::Power | Self::StrictPower if bucket < 0 => (None, Some(0)),
-            Self::Power | Self::StrictPower if bucket == 0 => (Some(0), Some(1)),
-            Self::Power => (power(bucket - 1), power(bucket).filter(|&end| end > 0)),
+            Self::Power { .. } | Self::StrictPower if bucket < 0 => (None, Some(0)),
+            Self::Power { .. } | Self::StrictPower if bucket == 0 => (Some(0), Some(1)),
+            Self::Power { bits } => {
+                let shift = (bucket >> bits) - 1;
+                if shift < 0 {
+                    return (Some(bucket), Some(bucket + 1));
+                }
+                let parts = 1 << bits;
+                let width = power(shift).unwrap_or(i64::MAX);
+                let start = (bucket & (parts - 1) | parts).checked_mul(width);
+                (start, start.and_then(|start| start.checked_add(width)))
+            }
             Self::StrictPower => (Some(bucket / 2), Some(bucket)),
             Self::Linear { min, max, step } => {
                 let step = step.max(1);
@@ -133,15 +148,20 @@ impl Buckets {
     pub fn label(self, bucket: i64) -> String {
         let number = |value: i64| match self {
             Self::StrictLinear { .. } => value.to_string(),
-            Self::Power | Self::StrictPower => with_unit(value, |value, unit| value >= unit, 6),
+            Self::Power { bits: 1.. } => with_unit(value, |value, unit| value % unit == 0, 6),
+            Self::Power { .. } | Self::StrictPower => {
+                with_unit(value, |value, unit| value >= unit, 6)
+            }
             Self::Linear { .. } => with_unit(value, |value, unit| value % unit == 0, 2),
         };
         match (self, self.bounds(bucket)) {
-            (Self::Power | Self::StrictPower, _) if bucket == 0 => "[0]".to_owned(),
-            (Self::Power, _) if bucket == 1 => "[1]".to_owned(),
+            (Self::StrictPower, _) if bucket == 0 => "[0]".to_owned(),
+            (Self::Power { .. }, (Some(start), Some(end))) if end - start == 1 => {
+                format!("[{start}]")
+            }
             (_, (None, Some(end))) => format!("(..., {})", number(end)),
             (_, (Some(start), Some(end))) => format!("[{}, {})", number(start), number(end)),
-            (Self::Power, (Some(start), None)) => format!("[{}, 8E)", number(start)),
+            (Self::Power { .. }, (Some(start), None)) => format!("[{}, 8E)", number(start)),
             (_, (Some(start), None)) => format!("[{}, ...)", number(start)),
             (_, (None, None)) => "(..., ...)".to_owned(),
         }
@@ -309,18 +329,18 @@ mod tests {
     #[test]
     fn a_value_has_its_bucket() {
         let cases: &[(Buckets, i64, Option<&str>)] = &[
-            (Buckets::Power, i64::MIN, Some("(..., 0)")),
-            (Buckets::Power, -1, Some("(..., 0)")),
-            (Buckets::Power, 0, Some("[0]")),
-            (Buckets::Power, 1, Some("[1]")),
-            (Buckets::Power, 2, Some("[2, 4)")),
-            (Buckets::Power, 3, Some("[2, 4)")),
-            (Buckets::Power, 4, Some("[4, 8)")),
-            (Buckets::Power, 1023, Some("[512, 1K)")),
-            (Buckets::Power, 1024, Some("[1K, 2K)")),
-            (Buckets::Power, 1 << 20, Some("[1M, 2M)")),
-            (Buckets::Power, (1 << 41) - 1, Some("[1T, 2T)")),
-            (Buckets::Power, i64::MAX, Some("[4E, 8E)")),
+            (Buckets::Power { bits: 0 }, i64::MIN, Some("(..., 0)")),
+            (Buckets::Power { bits: 0 }, -1, Some("(..., 0)")),
+            (Buckets::Power { bits: 0 }, 0, Some("[0]")),
+            (Buckets::Power { bits: 0 }, 1, Some("[1]")),
+            (Buckets::Power { bits: 0 }, 2, Some("[2, 4)")),
+            (Buckets::Power { bits: 0 }, 3, Some("[2, 4)")),
+            (Buckets::Power { bits: 0 }, 4, Some("[4, 8)")),
+            (Buckets::Power { bits: 0 }, 1023, Some("[512, 1K)")),
+            (Buckets::Power { bits: 0 }, 1024, Some("[1K, 2K)")),
+            (Buckets::Power { bits: 0 }, 1 << 20, Some("[1M, 2M)")),
+            (Buckets::Power { bits: 0 }, (1 << 41) - 1, Some("[1T, 2T)")),
+            (Buckets::Power { bits: 0 }, i64::MAX, Some("[4E, 8E)")),
             (Buckets::StrictPower, i64::MIN, Some("(..., 0)")),
             (Buckets::StrictPower, -3, Some("(..., 0)")),
             (Buckets::StrictPower, 0, Some("[0]")),
@@ -382,9 +402,9 @@ mod tests {
 
     #[test]
     fn lines_are_as_in_bpftrace() {
-        let histogram = counted(Buckets::Power, &[1, 2, 3, 3, 2, 16, 31]);
+        let histogram = counted(Buckets::Power { bits: 0 }, &[1, 2, 3, 3, 2, 16, 31]);
         assert_eq!(
-            histogram.render(Buckets::Power, 1),
+            histogram.render(Buckets::Power { bits: 0 }, 1),
             "\
 [1]                    1 |@@@@@@@@@@@@@                                       |
 [2, 4)                 4 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|
@@ -407,7 +427,7 @@ mod tests {
         ));
         assert_eq!(histogram.render(LINEAR, 1).lines().count(), 12);
         assert_eq!(
-            counted(Buckets::Power, &[1, 1, 1]).render(Buckets::Power, 2),
+            counted(Buckets::Power { bits: 0 }, &[1, 1, 1]).render(Buckets::Power { bits: 0 }, 2),
             "[1]                    1 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|\n"
         );
     }
@@ -415,7 +435,7 @@ mod tests {
     #[test]
     fn zeroed_buckets_stay_in_bt_only() {
         for (buckets, expected) in [
-            (Buckets::Power, String::new()),
+            (Buckets::Power { bits: 0 }, String::new()),
             (
                 Buckets::StrictPower,
                 format!("[2, 4)             0 |{:52}|\n", ""),
@@ -442,9 +462,9 @@ mod tests {
 
     #[test]
     fn histograms_of_several_threads_add_up() {
-        let mut one = counted(Buckets::Power, &[1, 2]);
-        one.merge(&counted(Buckets::Power, &[2, 4]));
-        assert_eq!(one, counted(Buckets::Power, &[1, 2, 2, 4]));
+        let mut one = counted(Buckets::Power { bits: 0 }, &[1, 2]);
+        one.merge(&counted(Buckets::Power { bits: 0 }, &[2, 4]));
+        assert_eq!(one, counted(Buckets::Power { bits: 0 }, &[1, 2, 2, 4]));
         assert_eq!(one.total(), 4);
     }
 }

@@ -97,7 +97,7 @@ pub const FUNCTIONS: &[Signature] = {
         statement("clear(@map)", F::Clear, (1, 1), Map),
         statement("zero(@map)", F::Zero, (1, 1), Map),
         statement("delete(@map[key])", F::Delete, (1, 2), Entry),
-        statement("exit()", F::Exit, (0, 0), Any),
+        statement("exit(status)", F::Exit, (0, 1), Any),
         statement("join(pointers, \"separator\")", F::Join, (1, 2), Any),
         statement("assert(condition, \"message\")", F::Assert, (2, 2), Any),
         value("strftime(\"format\", nsecs)", F::Strftime, (2, 2), Text),
@@ -111,8 +111,8 @@ pub const FUNCTIONS: &[Signature] = {
         value("usym(address)", F::UserSymbol, (1, 1), Any),
         value("kaddr(\"name\")", F::KernelAddress, (1, 1), Text),
         value("uaddr(\"name\")", F::UserAddress, (1, 1), Text),
-        value("kstack(frames)", F::KernelStack, (0, 1), Any),
-        value("ustack(frames)", F::UserStack, (0, 1), Any),
+        value("kstack(mode, frames)", F::KernelStack, (0, 2), Any),
+        value("ustack(mode, frames)", F::UserStack, (0, 2), Any),
         value("ntop(family, address)", F::Ntop, (1, 2), Any),
         value("strncmp(a, b, length)", F::Strncmp, (3, 3), Any),
         value("strcontains(haystack, needle)", F::StrContains, (2, 2), Any),
@@ -124,6 +124,73 @@ pub const FUNCTIONS: &[Signature] = {
         value("htonl(number)", F::NetworkLong, (1, 1), Any),
         value("inet_ntoa(pointer)", F::InetNtoa, (1, 1), Any),
         value("macaddr(pointer)", F::MacAddress, (1, 1), Any),
+        value("strerror(number)", F::ErrorText, (1, 1), Any),
+        value("signal_name(number)", F::SignalName, (1, 1), Any),
+        value("syscall_name(number)", F::CallName, (1, 1), Any),
+        value("strstr(haystack, needle)", F::Find, (2, 2), Any),
+        value(
+            "getopt(\"name\", default, \"description\")",
+            F::Option,
+            (1, 3),
+            Text,
+        ),
+        value("pton(\"address\")", F::AddressBytes, (1, 1), Text),
+        statement(
+            "cat(\"path\")",
+            F::Refused("it would read a file of the guest, which is not in memory as a whole"),
+            (1, MANY),
+            Any,
+        ),
+        statement(
+            "system(\"command\")",
+            F::Refused(
+                "nothing is run in a guest that is only watched; run the script's output through a program of the host",
+            ),
+            (1, MANY),
+            Any,
+        ),
+        statement(
+            "signal(number)",
+            F::Refused(
+                "a process is not changed by being watched; see ptrace(3) of this machine for stopping one",
+            ),
+            (1, 1),
+            Any,
+        ),
+        statement(
+            "override(value)",
+            F::Refused("a guest is not changed by being watched"),
+            (1, 1),
+            Any,
+        ),
+        statement(
+            "unwatch(address)",
+            F::Refused("there are no watchpoints"),
+            (1, 1),
+            Any,
+        ),
+        value(
+            "cgroupid(\"path\")",
+            F::Refused(
+                "the guest's files are not at hand; compare cgroup with the number that ls -id shows in the guest",
+            ),
+            (1, 1),
+            Text,
+        ),
+        value(
+            "cgroup_path(cgroup)",
+            F::Refused(
+                "control groups have numbers here; see the column of exotrace ps for containers",
+            ),
+            (1, 2),
+            Any,
+        ),
+        value(
+            "skboutput(\"file\", skb)",
+            F::Refused("packets are not written to files; see run --net"),
+            (1, MANY),
+            Any,
+        ),
         value("kptr(pointer)", F::Pointer, (1, 1), Any),
         value("uptr(pointer)", F::Pointer, (1, 1), Any),
     ]
@@ -201,7 +268,7 @@ pub fn aggregation_name(aggregation: Aggregation) -> &'static str {
         Aggregation::Max => "max()",
         Aggregation::Average => "avg()",
         Aggregation::Stats => "stats()",
-        Aggregation::PowerHistogram => "hist()",
+        Aggregation::PowerHistogram(_) => "hist()",
         Aggregation::LinearHistogram { .. } => "lhist()",
     }
 }
@@ -226,7 +293,33 @@ pub const BUILTINS: &[(&str, Builtin)] = &[
     ("ppid", Builtin::ParentPid),
     ("rand", Builtin::Random),
     ("pc", Builtin::ProgramCounter),
+    ("ncpus", Builtin::CpuCount),
 ];
+
+/// The modes of values, `pid(curr_ns)`, and the value or macro that each is.
+const MODES: &[(&str, &[(&str, &str)])] = &[
+    ("pid", &[("init", "pid"), ("curr_ns", "pid_curr_ns")]),
+    ("tid", &[("init", "tid"), ("curr_ns", "tid_curr_ns")]),
+    (
+        "nsecs",
+        &[
+            ("boot", "nsecs"),
+            ("monotonic", "nsecs"),
+            ("tai", "nsecs_tai"),
+            ("sw_tai", "nsecs_tai"),
+        ],
+    ),
+];
+
+/// Returns the modes of a value, and the value or macro that each is.
+#[must_use]
+pub fn modes(word: &str) -> &'static [(&'static str, &'static str)] {
+    let found = MODES.iter().find(|(known, _)| *known == word);
+    found.map_or(&[], |(_, modes)| modes)
+}
+
+/// The forms in which stacks are shown: `kstack(perf)`.
+pub const STACK_MODES: &[&str] = &["bpftrace", "perf", "raw", "build_id"];
 
 /// The names `arg0` to `arg9`.
 const ARGUMENTS: &[&str] = &[
@@ -268,6 +361,19 @@ pub fn is_taken(word: &str) -> bool {
         || signature(word).is_some()
         || CONSTANTS.iter().any(|(name, _)| *name == word)
         || KEYWORDS.contains(&word)
+}
+
+/// Checks whether a word is the name of a function, aggregating ones included.
+#[must_use]
+pub fn is_function(word: &str) -> bool {
+    signature(word).is_some() || gatherer(word).is_some()
+}
+
+/// Checks whether a word has the form of a constant of the kernel's: capitals, digits and `_`.
+#[must_use]
+pub fn is_constant(word: &str) -> bool {
+    let may = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    word.bytes().all(may) && word.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
 /// The words that begin statements, and those with a syntax of their own.

@@ -119,8 +119,12 @@ pub(crate) enum Operation {
     },
     /// values -> tuple
     Tuple(usize),
-    /// tuple -> value
+    /// values -> record
+    Record(Arc<[Arc<str>]>),
+    /// tuple or record -> value
     Item(usize),
+    /// text, index -> number
+    ByteOfText,
     /// stack or text -> number
     Length,
     /// Pushes frames of the stack as one value.
@@ -141,6 +145,12 @@ pub(crate) enum Operation {
     CompareText,
     /// text, text -> 0 or 1
     Contains,
+    /// text, text -> the place of the second in the first, or -1
+    Find,
+    /// text, text -> text
+    Concatenate,
+    /// number -> text
+    Text(NumberText),
     /// number -> number, with its last `bytes` bytes swapped.
     SwapBytes(u8),
     /// nanoseconds since 1970 -> text
@@ -171,8 +181,19 @@ pub(crate) enum Operation {
     EndIteration,
     /// Ends the rule; the last operation of all.
     Return,
-    /// Ends the script.
+    /// status -> Ends the script.
     Exit,
+}
+
+/// The numbers that have names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum NumberText {
+    /// An error's number, as strerror(3) describes it.
+    Error,
+    /// A signal's number.
+    Signal,
+    /// A system call's number.
+    SystemCall,
 }
 
 /// The values of a hit.
@@ -194,6 +215,7 @@ pub(crate) enum Known {
     Task,
     Random,
     ProgramCounter,
+    CpuCount,
     Register(&'static Register),
 }
 

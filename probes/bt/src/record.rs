@@ -19,6 +19,7 @@ const KERNEL_SYMBOL: u64 = 5;
 const USER_SYMBOL: u64 = 6;
 const KERNEL_STACK: u64 = 7;
 const USER_STACK: u64 = 8;
+const RECORD: u64 = 9;
 const KIND_BITS: u32 = 8;
 /// The greatest depth of nested values that is read back. [`Value::tuple`] makes no more, but
 /// damaged words could say so.
@@ -47,6 +48,15 @@ fn put(slot: &mut SlotWriter<'_>, value: &Value) -> bool {
         Value::Bytes(bytes) => head(slot, BYTES, bytes.len()) && put_bytes(slot, bytes),
         Value::Tuple(items) => {
             head(slot, TUPLE, items.len()) && items.iter().all(|item| put(slot, item))
+        }
+        Value::Record { names, items } => {
+            let mut members = names.iter().zip(items.iter());
+            head(slot, RECORD, items.len())
+                && members.all(|(name, item)| {
+                    head(slot, TEXT, name.len())
+                        && put_bytes(slot, name.as_bytes())
+                        && put(slot, item)
+                })
         }
         Value::KernelSymbol(address) => head(slot, KERNEL_SYMBOL, 0) && slot.push_word(*address),
         Value::UserSymbol { pid, address } => {
@@ -99,6 +109,20 @@ fn take(words: &mut &[u64], depth: usize) -> Option<Value> {
             let items = (0..length).map(|_| take(words, depth));
             Value::Tuple(items.collect::<Option<_>>()?)
         }
+        RECORD => {
+            let (mut names, mut items) = (Vec::new(), Vec::new());
+            for _ in 0..length {
+                let Value::Text(name) = take(words, 1)? else {
+                    return None;
+                };
+                names.push(Arc::from(String::from_utf8_lossy(&name)));
+                items.push(take(words, depth)?);
+            }
+            Value::Record {
+                names: names.into(),
+                items: items.into(),
+            }
+        }
         KERNEL_SYMBOL => Value::KernelSymbol(next(words)?),
         USER_SYMBOL => Value::UserSymbol {
             pid: u32::try_from(next(words)?).ok()?,
@@ -147,6 +171,10 @@ mod tests {
             Value::KernelStack(frames) => 1 + frames.len(),
             Value::UserStack { frames, .. } => 2 + frames.len(),
             Value::Tuple(items) => 1 + items.iter().map(words).sum::<usize>(),
+            Value::Record { names, items } => {
+                let names = names.iter().map(|name| 1 + name.len().div_ceil(8));
+                1 + names.sum::<usize>() + items.iter().map(words).sum::<usize>()
+            }
         }
     }
 
@@ -158,6 +186,10 @@ mod tests {
             Value::text(b"twelve bytes"),
             Value::Bytes(b"\0\xff".as_slice().into()),
             Value::Tuple([Value::Int(1), Value::text(b"x")].into()),
+            Value::Record {
+                names: ["a".into(), "longer name".into()].into(),
+                items: [Value::Int(1), Value::text(b"x")].into(),
+            },
             Value::KernelSymbol(1 << 63),
             Value::UserSymbol {
                 pid: 7,

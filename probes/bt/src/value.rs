@@ -26,6 +26,13 @@ pub enum Value {
     Bytes(Arc<[u8]>),
     /// A tuple.
     Tuple(Arc<[Value]>),
+    /// A record: the names of its members, and as many values.
+    Record {
+        /// The names.
+        names: Arc<[Arc<str>]>,
+        /// The values.
+        items: Arc<[Value]>,
+    },
     /// An address of the kernel's, shown by name.
     KernelSymbol(u64),
     /// An address in a program, shown by name.
@@ -61,6 +68,15 @@ impl Value {
         let mut room = MOST_ITEMS;
         fits(items, MOST_LEVELS, &mut room).then(|| Self::Tuple(items.into()))
     }
+
+    /// Makes a record; `None` if nested values make it too high or too large.
+    pub(crate) fn record(names: &Arc<[Arc<str>]>, items: &[Self]) -> Option<Self> {
+        let mut room = MOST_ITEMS;
+        fits(items, MOST_LEVELS, &mut room).then(|| Self::Record {
+            names: names.clone(),
+            items: items.into(),
+        })
+    }
 }
 
 /// Checks whether values, with all that is in them, have room; stops as soon as they have none.
@@ -74,7 +90,7 @@ fn fits(values: &[Value], levels: usize, room: &mut usize) -> bool {
         };
         *room = left;
         match value {
-            Value::Tuple(items) => fits(items, below, room),
+            Value::Tuple(items) | Value::Record { items, .. } => fits(items, below, room),
             _ => true,
         }
     })

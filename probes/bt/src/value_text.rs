@@ -57,6 +57,17 @@ pub(crate) fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, na
             out.extend(joined(values, ", ", dialect, names));
             out.push(b')');
         }
+        Value::Record {
+            names: members,
+            items,
+        } => {
+            let members = members.iter().zip(items.iter()).map(|(name, item)| {
+                let text = text_of(item, dialect, names);
+                [b".", name.as_bytes(), b" = ", &text].concat()
+            });
+            let members = members.collect::<Vec<_>>().join(&b", "[..]);
+            out.extend([&b"{ "[..], &members, b" }"].concat());
+        }
         Value::KernelSymbol(address) => {
             write_symbol(out, &names.kernel(*address), dialect);
         }

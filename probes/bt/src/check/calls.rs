@@ -16,7 +16,8 @@ pub fn check_value(of: &Expression, errors: &mut Vec<Diagnostic>) {
         let Some(signature) = names::signature_of(call.function) else {
             return;
         };
-        if !signature.gives_value {
+        // Whether there was such an entry.
+        if !signature.gives_value && call.function != Function::Delete {
             errors.push(Diagnostic::new(
                 call.name_span,
                 format!("{}() is a statement and has no value", signature.name),
@@ -111,6 +112,9 @@ fn literals(call: &Call, signature: &Signature, errors: &mut Vec<Diagnostic>) {
         Function::KernelStack | Function::UserStack => (0, false),
         _ => return,
     };
+    let is_mode =
+        |argument: &&Expression| from == 0 && matches!(argument.kind, ExpressionKind::Text(_));
+    let from = from + usize::from(call.arguments.first().is_some_and(|first| is_mode(&first)));
     for argument in call.arguments.iter().skip(from) {
         let (is_literal, what) = match text {
             true => (matches!(argument.kind, ExpressionKind::Text(_)), "string"),

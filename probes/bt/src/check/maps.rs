@@ -45,9 +45,22 @@ pub fn check<'a>(script: &'a Script, errors: &mut Vec<Diagnostic>) {
         in_expression(expression, &mut uses)
     });
     for rule in &script.rules {
-        walk::statements(&rule.body, &mut |statement| {
+        walk::statements_of_rule(rule, &mut |statement| {
             in_statement(statement, &mut uses);
         });
+    }
+    let is_gathered = |name: &str| {
+        let mut of_it = uses.iter().filter(|one: &&Use| one.name == name);
+        of_it.any(|one| matches!(one.set, Some(Set::Gathered(_))))
+    };
+    for size in script.map_sizes.iter().filter(|size| size.evicts) {
+        if is_gathered(&size.name) {
+            let message = format!(
+                "@{} aggregates, so no entry of it is dropped for another; write hash()",
+                size.name
+            );
+            errors.push(Diagnostic::new(size.span, message));
+        }
     }
     uses.sort_by_key(|one: &Use| one.span.start);
     let mut known: BTreeMap<&str, Known> = BTreeMap::new();

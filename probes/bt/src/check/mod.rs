@@ -29,6 +29,7 @@ pub fn check(script: &Script, dialect: Dialect) -> Vec<Diagnostic> {
                 probes::check(rule, &mut errors);
                 if let Some(filter) = &rule.filter {
                     calls::check_value(filter, &mut errors);
+                    blocks_in(filter, false, &mut errors);
                 }
                 block(&rule.body, false, &mut errors);
                 variables::check(rule, &mut errors);
@@ -95,10 +96,20 @@ fn block(of: &Block, in_loop: bool, errors: &mut Vec<Diagnostic>) {
             _ => in_loop,
         };
         one(statement, errors);
+        walk::expressions(statement, &mut |value| blocks_in(value, looping, errors));
         for inner in walk::blocks(statement).into_iter().flatten() {
             block(inner, looping, errors);
         }
     }
+}
+
+/// Checks the statements of the blocks in an expression.
+fn blocks_in(of: &Expression, in_loop: bool, errors: &mut Vec<Diagnostic>) {
+    walk::below(of, &mut |part| {
+        if let ExpressionKind::Block(inner) = &part.kind {
+            block(&inner.block, in_loop && !inner.is_function, errors);
+        }
+    });
 }
 
 /// Checks the expressions of a statement.
@@ -109,7 +120,9 @@ fn one(statement: &Statement, errors: &mut Vec<Diagnostic>) {
     };
     match &expression.kind {
         ExpressionKind::Call(call) => calls::check_statement(call, expression.span, errors),
-        ExpressionKind::Step { .. } => calls::check_value(expression, errors),
+        ExpressionKind::Step { .. } | ExpressionKind::Block(_) => {
+            calls::check_value(expression, errors);
+        }
         _ => {
             errors.push(Diagnostic::new(
                 expression.span,

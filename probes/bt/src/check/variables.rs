@@ -26,7 +26,7 @@ pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
         });
     };
     walk::of_rule(rule, &mut look);
-    walk::statements(&rule.body, &mut |statement| match &statement.kind {
+    walk::statements_of_rule(rule, &mut |statement| match &statement.kind {
         StatementKind::Assign { place, .. } => {
             if let LvalueKind::Local(name) = &place.kind {
                 set.insert(name);

@@ -3,6 +3,7 @@
 //! The number of arguments, and that formats are literals, have been checked before. If that still
 //! does not hold, the argument counts as missing.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use probes::event::MAX_FRAMES;
@@ -11,7 +12,8 @@ use super::types::{MemoryType, Type};
 use super::{RuleCompiler, shared_text, with};
 use crate::ast::{Call, Expression, ExpressionKind, Function, Span};
 use crate::format::{Format, Takes};
-use crate::program::{Emission, Known, Operation};
+use crate::names;
+use crate::program::{Emission, Known, NumberText, Operation};
 use crate::registers::{REGISTERS, Register};
 use crate::run::numbers::{self, STRICT_TEXT};
 use crate::run::{MOST_BYTES, MOST_STRINGS};
@@ -25,6 +27,9 @@ impl RuleCompiler<'_, '_> {
             && self.statement_call(call, of.span)
         {
             return;
+        }
+        if let ExpressionKind::Block(block) = &of.kind {
+            return self.block_effect(block);
         }
         self.expression(of);
         self.put(Operation::Drop);
@@ -52,12 +57,23 @@ impl RuleCompiler<'_, '_> {
                     });
                 }
             }
-            Function::Exit => self.put(Operation::Exit),
+            Function::Exit => {
+                self.number(arguments.first());
+                self.put(Operation::Exit);
+            }
+            Function::Refused(why) => {
+                self.refuse_call(call, why);
+            }
             Function::Join => self.join(arguments),
             Function::Assert => self.assert(arguments),
             _ => return false,
         }
         true
+    }
+
+    fn refuse_call(&mut self, call: &Call, why: &str) -> Type {
+        let name = names::signature_of(call.function).map_or("", |known| known.name);
+        self.refuse(call.name_span, format!("{name}() is not offered: {why}"))
     }
 
     fn printf(&mut self, arguments: &[Expression], to_stderr: bool) {
@@ -162,6 +178,7 @@ impl RuleCompiler<'_, '_> {
         let holds = self.jump(Operation::JumpIfZero);
         let message = shared_text(text_of(arguments.get(1)).unwrap_or(b"assertion failed"));
         self.emit(Emission::Fail { message }, &[]);
+        self.constant(1);
         self.put(Operation::Exit);
         self.land(holds);
     }
@@ -178,6 +195,9 @@ impl RuleCompiler<'_, '_> {
 
     /// Compiles a call that returns a value.
     pub(super) fn call(&mut self, call: &Call, span: Span) -> Type {
+        if let Function::Refused(why) = call.function {
+            return self.refuse_call(call, why);
+        }
         if self.statement_call(call, span) {
             return self.refuse(call.name_span, "this function gives no value");
         }
@@ -210,6 +230,12 @@ impl RuleCompiler<'_, '_> {
                 "uaddr() is not known: a program's symbols differ with the process; compare usym(address) instead",
             ),
             Function::KernelStack | Function::UserStack => {
+                if let Some(mode) = text_of(first)
+                    && mode != b"bpftrace"
+                {
+                    let message = "stacks have one form here: name+offset; write kstack or kstack(bpftrace)";
+                    return self.refuse(span, message);
+                }
                 let most = arguments.iter().find_map(|argument| match argument.kind {
                     ExpressionKind::Number(most) => usize::try_from(most).ok(),
                     _ => None,
@@ -236,6 +262,15 @@ impl RuleCompiler<'_, '_> {
                     _ => self.of_number(arguments.get(2), Operation::CompareText, Type::Number),
                 }
             }
+            Function::Option => self.option(arguments),
+            Function::Find => {
+                arguments.iter().take(2).for_each(|text| self.text(text));
+                self.gives(Operation::Find, Type::Number)
+            }
+            Function::ErrorText => self.name_of(first, NumberText::Error),
+            Function::SignalName => self.name_of(first, NumberText::Signal),
+            Function::CallName => self.name_of(first, NumberText::SystemCall),
+            Function::AddressBytes => self.address_bytes(first, span),
             Function::Register => self.register(first, span),
             Function::ByteSwap => {
                 let bytes = match first.map(|of| &of.kind) {
@@ -281,6 +316,53 @@ impl RuleCompiler<'_, '_> {
         self.gives(operation, gives)
     }
 
+    /// Compiles the name of a number.
+    fn name_of(&mut self, of: Option<&Expression>, kind: NumberText) -> Type {
+        self.of_number(of, Operation::Text(kind), Type::Text)
+    }
+
+    /// Compiles `getopt("name", default)`: the value of the script's argument `--name=value`, or of
+    /// `--name` alone, which is true.
+    fn option(&mut self, arguments: &[Expression]) -> Type {
+        let name = text_of(arguments.first()).unwrap_or_default();
+        let given = self.shared.options.arguments.iter().find_map(|given| {
+            match given.strip_prefix(b"--")?.strip_prefix(name)? {
+                [] => Some(None),
+                [b'=', value @ ..] => Some(Some(value.to_vec())),
+                _ => None,
+            }
+        });
+        match (given, arguments.get(1)) {
+            (Some(Some(value)), default) => {
+                let is_text = matches!(default.map(|of| &of.kind), Some(ExpressionKind::Text(_)));
+                match super::expressions::number_of(&value).filter(|_| !is_text) {
+                    Some(number) => self.constant(number),
+                    None if value == b"true" => self.constant(1),
+                    None if value == b"false" => self.constant(0),
+                    None => self.gives(Operation::Constant(Value::text(&value)), Type::Text),
+                }
+            }
+            (Some(None), _) => self.constant(1),
+            (None, Some(default)) => self.value(default),
+            (None, None) => self.constant(0),
+        }
+    }
+
+    /// Compiles `pton("address")`: the bytes of an IPv4 or IPv6 address.
+    fn address_bytes(&mut self, of: Option<&Expression>, span: Span) -> Type {
+        let text = shared_text(text_of(of).unwrap_or_default());
+        let bytes: Arc<[u8]> = match text.parse() {
+            Ok(IpAddr::V4(address)) => address.octets().as_slice().into(),
+            Ok(IpAddr::V6(address)) => address.octets().as_slice().into(),
+            Err(_) => {
+                let message =
+                    format!("{text:?} is no address: expected one such as 10.0.0.1 or ::1");
+                return self.refuse(span, message);
+            }
+        };
+        self.gives(Operation::Constant(Value::Bytes(bytes)), Type::Shown)
+    }
+
     /// Compiles text, reading it if this is a pointer to it.
     fn text(&mut self, of: &Expression) {
         let found = self.value(of);
@@ -303,7 +385,7 @@ impl RuleCompiler<'_, '_> {
             ExpressionKind::Argument(number) => {
                 // Unchanged, number or not.
                 let at = number.checked_sub(1);
-                let given = at.and_then(|at| self.shared.options.arguments.get(at));
+                let given = at.and_then(|at| self.shared.positional_arguments().nth(at));
                 Some(given.cloned().unwrap_or_default())
             }
             _ => None,

@@ -1,12 +1,14 @@
 //! Compiles expressions: operations that leave one value.
 
+use std::sync::Arc;
+
 use probes::event::{EventKind, MAX_FRAMES};
 
 use super::types::{MemoryType, Type};
 use super::{DEEPEST, MOST_EXPRESSIONS, RuleCompiler, TOO_LARGE, Value};
 use crate::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, UnaryOperator};
 use crate::program::{Known, Operation};
-use crate::run::numbers;
+use crate::run::{MOST_BYTES, numbers};
 
 impl RuleCompiler<'_, '_> {
     /// Leaves a value that can be kept and shown: the text of a `char` array, not its address.
@@ -85,7 +87,7 @@ impl RuleCompiler<'_, '_> {
                 }
             },
             ExpressionKind::ArgumentCount => {
-                let count = self.shared.options.arguments.len();
+                let count = self.shared.positional_arguments().count();
                 self.quantity(count as u64)
             }
             ExpressionKind::Lvalue(place) => self.read_place(place),
@@ -98,6 +100,9 @@ impl RuleCompiler<'_, '_> {
                         "expected a pointer; cast this to one, as in *(uint64 *)x",
                     ),
                 }
+            }
+            ExpressionKind::Unary(UnaryOperator::Address, operand) => {
+                self.address_of(operand, of.span)
             }
             ExpressionKind::Unary(operator, operand) => {
                 let operand_type = self.value(operand);
@@ -112,9 +117,18 @@ impl RuleCompiler<'_, '_> {
                 then,
                 otherwise,
             } => {
-                self.value(condition);
+                let mut one = self.value(condition);
+                let kept = then.is_none().then(|| self.new_slot());
+                if let Some(slot) = kept {
+                    self.put(Operation::SetLocal(slot));
+                    self.put(Operation::Local(slot));
+                }
                 let no = self.jump(Operation::JumpIfZero);
-                let one = self.value(then);
+                match (then, kept) {
+                    (Some(then), _) => one = self.value(then),
+                    (None, Some(slot)) => self.put(Operation::Local(slot)),
+                    (None, None) => {}
+                }
                 let end = self.jump(Operation::Jump);
                 self.land(no);
                 let other = self.value(otherwise);
@@ -164,7 +178,25 @@ impl RuleCompiler<'_, '_> {
                 self.gives(Operation::Tuple(items.len()), Type::Tuple(types))
             }
             ExpressionKind::Translate { to, of: input } => self.translate(to, input),
+            ExpressionKind::Block(block) => self.block_value(block),
+            ExpressionKind::Record(members) => {
+                let members: Vec<(Arc<str>, Type)> = members
+                    .iter()
+                    .map(|(name, value)| (name.as_str().into(), self.value(value)))
+                    .collect();
+                self.record(members)
+            }
+            // The parser has replaced all of them.
+            ExpressionKind::Named { name, .. } => {
+                self.refuse(of.span, format!("unknown name '{name}'"))
+            }
         }
+    }
+
+    /// Makes a record of the values on the stack.
+    pub(super) fn record(&mut self, members: Vec<(Arc<str>, Type)>) -> Type {
+        let names = members.iter().map(|(name, _)| name.clone()).collect();
+        self.gives(Operation::Record(names), Type::Record(members))
     }
 
     /// Compiles `sizeof` of an expression, which is compiled for its type alone.
@@ -174,8 +206,7 @@ impl RuleCompiler<'_, '_> {
         self.code.truncate(before);
         let size = match &found {
             Type::Lvalue(thing) => self.shared.types.size(thing),
-            Type::Number | Type::Unsigned | Type::Pointer(_) => Some(8),
-            _ => None,
+            other => size_of(other),
         };
         match size {
             Some(size) => self.quantity(size),
@@ -225,6 +256,13 @@ impl RuleCompiler<'_, '_> {
                 (&one, &other),
                 (Type::Unsigned, Type::Unsigned | Type::Number) | (Type::Number, Type::Unsigned)
             );
+        if operator == BinaryOperator::Add
+            && !self.is_strict()
+            && (&one, &other) == (&Type::Text, &Type::Text)
+        {
+            self.shared.may_put_out(MOST_BYTES);
+            return self.gives(Operation::Concatenate, Type::Text);
+        }
         let is_sum = matches!(operator, BinaryOperator::Add | BinaryOperator::Subtract);
         if is_sum && !self.is_strict() && !matches!(other, Type::Pointer(_)) {
             self.scale(&one);
@@ -264,6 +302,7 @@ impl RuleCompiler<'_, '_> {
             Type::Text => "text",
             Type::Stack => "a stack",
             Type::Tuple(_) => "a tuple",
+            Type::Record(_) => "a record",
             _ => return,
         };
         self.refuse(span, format!("expected a number, found {what}"));
@@ -272,12 +311,7 @@ impl RuleCompiler<'_, '_> {
     fn builtin(&mut self, builtin: Builtin, span: Span) -> Type {
         let (known, of) = match builtin {
             Builtin::Argument(number) => return self.argument(usize::from(number)),
-            Builtin::Arguments => {
-                return self.refuse(
-                    span,
-                    "args as a whole has no value; name an argument, as in args.name",
-                );
-            }
+            Builtin::Arguments => return self.all_arguments(span),
             Builtin::Comm => (Known::Comm, Type::Text),
             Builtin::Cpu => (Known::Cpu, Type::Number),
             Builtin::Nsecs => (Known::Nsecs, Type::Unsigned),
@@ -295,6 +329,7 @@ impl RuleCompiler<'_, '_> {
             Builtin::ParentPid => return self.of_task(&["real_parent", "tgid"], span),
             Builtin::Random => (Known::Random, Type::Number),
             Builtin::ProgramCounter => (Known::ProgramCounter, Type::Number),
+            Builtin::CpuCount => (Known::CpuCount, Type::Number),
         };
         self.gives(Operation::Known(known), of)
     }
@@ -364,9 +399,10 @@ impl RuleCompiler<'_, '_> {
 
     /// Compiles `$N`: a number if all of its text is one.
     fn argument_of_script(&mut self, number: usize) -> Type {
-        let given = number
-            .checked_sub(1)
-            .and_then(|at| self.shared.options.arguments.get(at));
+        let given = number.checked_sub(1).and_then(|at| {
+            let mut positional = self.shared.positional_arguments();
+            positional.nth(at)
+        });
         let Some(given) = given else {
             return match self.is_strict() {
                 true => self.gives(Operation::Constant(Value::text(b"")), Type::Any),
@@ -380,9 +416,20 @@ impl RuleCompiler<'_, '_> {
     }
 }
 
+/// Returns the number of bytes of a value that is not in memory. Items of a tuple stand one behind
+/// the other.
+fn size_of(of: &Type) -> Option<u64> {
+    match of {
+        Type::Number | Type::Unsigned | Type::Pointer(_) => Some(8),
+        Type::Tuple(items) => items.iter().map(size_of).sum(),
+        Type::Record(members) => members.iter().map(|(_, of)| size_of(of)).sum(),
+        _ => None,
+    }
+}
+
 /// Returns the number in an argument of the script: decimal, octal or hexadecimal as C writes it,
 /// with a sign.
-fn number_of(text: &[u8]) -> Option<i64> {
+pub(super) fn number_of(text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),

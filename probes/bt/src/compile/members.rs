@@ -1,13 +1,19 @@
 //! Compiles members, elements, casts and translators: the way from a pointer to a number in the
 //! guest's memory.
 
+use std::sync::Arc;
+
 use probes::event::EventKind;
 
 use super::types::{Member, MemoryType, Type};
 use super::{RuleCompiler, nearest, with};
-use crate::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, TypeName};
+use crate::ast::{
+    BinaryOperator, Builtin, Expression, ExpressionKind, Span, TypeName, UnaryOperator,
+};
 use crate::program::{Known, Operation};
 
+const NO_ADDRESS: &str =
+    "this has no address in the guest; take one of a member or an element, as in &x->member";
 /// The greatest depth of translators that use one another.
 const MOST_TRANSLATORS: usize = 16;
 
@@ -58,6 +64,7 @@ impl RuleCompiler<'_, '_> {
                 return self.translated_member(translator, *input, name, span);
             }
             Type::Pointer(thing) | Type::Lvalue(thing) => thing,
+            Type::Record(members) => return self.member_of_record(&members, name, span),
             Type::Text | Type::Shown | Type::Stack | Type::Tuple(_) => {
                 return self.refuse(span, format!("this has no member {name:?}"));
             }
@@ -65,6 +72,64 @@ impl RuleCompiler<'_, '_> {
         match self.shared.types.member(&thing, name) {
             Ok(member) => self.read_member(member),
             Err(none) => self.refuse_with(with(span, none.message, none.nearest)),
+        }
+    }
+
+    /// Compiles a member of the record on the stack.
+    fn member_of_record(&mut self, of: &[(Arc<str>, Type)], name: &str, span: Span) -> Type {
+        match of
+            .iter()
+            .enumerate()
+            .find(|(_, (known, _))| &**known == name)
+        {
+            Some((at, (_, found))) => self.gives(Operation::Item(at), found.clone()),
+            None => {
+                let names = nearest(name, of.iter().map(|(known, _)| &**known));
+                self.refuse_with(with(
+                    span,
+                    format!("the record has no member {name:?}"),
+                    names,
+                ))
+            }
+        }
+    }
+
+    /// Compiles `&of`: the address of a member, an element, or a thing behind a pointer.
+    pub(super) fn address_of(&mut self, of: &Expression, span: Span) -> Type {
+        match &of.kind {
+            ExpressionKind::Member {
+                of: owner,
+                name,
+                name_span,
+                ..
+            } if owner.kind != ExpressionKind::Builtin(Builtin::Arguments) => {
+                let thing = match self.expression(owner) {
+                    Type::Pointer(thing) | Type::Lvalue(thing) => thing,
+                    _ => return self.refuse(owner.span, NO_ADDRESS),
+                };
+                match self.shared.types.member(&thing, name) {
+                    Ok(member) if member.bits.is_none() => {
+                        self.add(member.offset);
+                        Type::Pointer(member.thing)
+                    }
+                    Ok(_) => self.refuse(*name_span, "a bit field has no address"),
+                    Err(none) => self.refuse_with(with(*name_span, none.message, none.nearest)),
+                }
+            }
+            ExpressionKind::Index { of: array, index }
+                if array.kind != ExpressionKind::Builtin(Builtin::Arguments) =>
+            {
+                let found = self.expression(array);
+                match self.element_of(found, array.span, index) {
+                    Some(element) => Type::Pointer(element),
+                    None => Type::Any,
+                }
+            }
+            ExpressionKind::Unary(UnaryOperator::Dereference, pointer) => self.value(pointer),
+            _ => match self.expression(of) {
+                Type::Lvalue(thing) => Type::Pointer(thing),
+                _ => self.refuse(span, NO_ADDRESS),
+            },
         }
     }
 
@@ -101,27 +166,38 @@ impl RuleCompiler<'_, '_> {
                 _ => self.refuse(index.span, "args is indexed by a number, as in args[0]"),
             };
         }
-        let element = match self.expression(of) {
+        let found = self.expression(of);
+        if found == Type::Text {
+            self.number(Some(index));
+            return self.gives(Operation::ByteOfText, Type::Number);
+        }
+        match self.element_of(found, of.span, index) {
+            Some(element) => self.access(element),
+            None => Type::Any,
+        }
+    }
+
+    /// Leaves the address of an element of the array or pointer on the stack. Returns its type.
+    fn element_of(&mut self, of: Type, span: Span, index: &Expression) -> Option<MemoryType> {
+        let element = match of {
             Type::Lvalue(MemoryType::Array { element, .. }) => *element,
             Type::Pointer(to) => to,
             _ => {
-                return self.refuse(
-                    of.span,
-                    "expected an array or a pointer with a type; cast this",
-                );
+                let message = "expected an array or a pointer with a type; cast this";
+                self.refuse(span, message);
+                return None;
             }
         };
         let Some(size) = self.shared.types.size(&element) else {
-            return self.refuse(
-                of.span,
-                "the size of an element is not known; cast the pointer",
-            );
+            let message = "the size of an element is not known; cast the pointer";
+            self.refuse(span, message);
+            return None;
         };
         self.number(Some(index));
         self.quantity(size);
         self.put(Operation::Binary(BinaryOperator::Multiply));
         self.put(Operation::Binary(BinaryOperator::Add));
-        self.access(element)
+        Some(element)
     }
 
     /// Compiles `(to)value`.
@@ -228,6 +304,20 @@ impl RuleCompiler<'_, '_> {
         };
         let names = probe.arguments.iter().map(|a| a.name.as_str());
         self.refuse_with(with(span, why, nearest(name, names)))
+    }
+
+    /// Compiles `args` alone: a record of all arguments.
+    pub(super) fn all_arguments(&mut self, span: Span) -> Type {
+        let arguments = self.probe.arguments.clone();
+        if arguments.is_empty() {
+            return self.argument_named("", span);
+        }
+        let members = arguments.iter().map(|argument| {
+            let found = self.argument_named(&argument.name, span);
+            (argument.name.as_str().into(), self.settle(found, span))
+        });
+        let members = members.collect();
+        self.record(members)
     }
 
     /// Returns the register of an argument: arguments of more than 8 bytes take two, those of more

@@ -5,6 +5,7 @@
 //! rule is compiled once for each kind of its probes, because the meaning of `args.name` depends on
 //! the probe.
 
+mod blocks;
 mod calls;
 mod expressions;
 mod members;
@@ -13,7 +14,7 @@ mod statements;
 mod types;
 mod variables;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use introspect::kernel::btf::Btf;
@@ -23,7 +24,7 @@ use probes::probe::{Argument, Probe, Signature};
 
 use crate::ast::{Aggregation, Dialect, Rule, Script, Span};
 use crate::diagnostic::Diagnostic;
-use crate::maps::{MapDeclaration, MapKind};
+use crate::maps::{Capacity, MapDeclaration, MapKind};
 use crate::program::{Code, Emission, Operation};
 use crate::record;
 use crate::run::MOST_BYTES;
@@ -119,6 +120,8 @@ pub(crate) struct Compiler<'c> {
     /// The number of words of the largest record.
     words: usize,
     diagnostics: Vec<Diagnostic>,
+    /// The names of the options that the script asks for.
+    option_names: HashSet<&'c [u8]>,
 }
 
 /// A global variable.
@@ -151,6 +154,7 @@ impl<'c> Compiler<'c> {
             longest_text: options.longest_text.max(LEAST_TEXT),
             words: record::HEADER + 2,
             diagnostics: Vec::new(),
+            option_names: places::options(script),
         };
         places::declare(script, &mut |name, aggregation, keyed| {
             compiler.declare(name, aggregation, keyed);
@@ -159,11 +163,16 @@ impl<'c> Compiler<'c> {
     }
 
     fn declare(&mut self, name: &str, aggregation: Option<Aggregation>, keyed: bool) {
+        let sizes = &self.script.map_sizes;
         let number = *self.map_numbers.entry(name.to_owned()).or_insert_with(|| {
             self.maps.push(Map {
                 declaration: MapDeclaration {
                     name: name.to_owned(),
                     kind: MapKind::Scalar,
+                    size: sizes
+                        .iter()
+                        .find(|size| size.name == name)
+                        .map(Capacity::of),
                 },
                 keyed: false,
                 of: None,
@@ -197,6 +206,23 @@ impl<'c> Compiler<'c> {
         self.maps.get(map).is_some_and(|map| map.keyed)
     }
 
+    /// Returns the script's arguments that are no options of `getopt()`.
+    fn positional_arguments(&self) -> impl Iterator<Item = &Vec<u8>> {
+        let is_option = |given: &&Vec<u8>| {
+            let name = given.strip_prefix(b"--").unwrap_or_default();
+            let end = name
+                .iter()
+                .position(|byte| *byte == b'=')
+                .unwrap_or(name.len());
+            name.get(..end)
+                .is_some_and(|name| self.option_names.contains(name))
+        };
+        self.options
+            .arguments
+            .iter()
+            .filter(move |given| !is_option(given))
+    }
+
     /// Notes that rules can emit a text of this length.
     pub(crate) fn may_put_out(&mut self, bytes: usize) {
         self.longest_text = self.longest_text.max(bytes);
@@ -222,6 +248,8 @@ impl<'c> Compiler<'c> {
             slots: 0,
             scopes: Vec::new(),
             loops: Vec::new(),
+            functions: Vec::new(),
+            operands: 0,
             depth: 0,
             spent: 0,
         };
@@ -295,6 +323,10 @@ struct RuleCompiler<'r, 'c> {
     /// The inputs of the translators that are being compiled, the innermost last.
     scopes: Vec<(String, usize, Type)>,
     loops: Vec<Loop>,
+    /// The functions that are being compiled, the innermost last.
+    functions: Vec<blocks::Body>,
+    /// The number of blocks in operands around, within the function.
+    operands: usize,
     depth: usize,
     /// The number of expressions so far.
     spent: usize,
@@ -309,6 +341,8 @@ struct Local {
 /// A loop that is being compiled: jumps whose targets are not known yet.
 #[derive(Default)]
 struct Loop {
+    /// Whether it iterates over a map.
+    is_of_map: bool,
     breaks: Vec<usize>,
     continues: Vec<usize>,
 }
@@ -426,6 +460,12 @@ fn words_of(of: &Type, longest_text: usize) -> usize {
                 .iter()
                 .map(|i| words_of(i, longest_text))
                 .sum::<usize>()
+        }
+        Type::Record(members) => {
+            let words = |(name, of): &(Arc<str>, Type)| {
+                1 + name.len().div_ceil(8) + words_of(of, longest_text)
+            };
+            1 + members.iter().map(words).sum::<usize>()
         }
         Type::Any | Type::Lvalue(_) | Type::Translated { .. } => text,
     }

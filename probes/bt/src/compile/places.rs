@@ -1,9 +1,12 @@
 //! Finds a script's maps: every `@name` that it writes, reads, or passes to a function.
 
+use std::collections::HashSet;
+
 use crate::ast::{
-    Aggregation, Expression, ExpressionKind, Lvalue, LvalueKind, Script, Statement, StatementKind,
+    Aggregation, Expression, ExpressionKind, Function, Lvalue, LvalueKind, Script, Statement,
+    StatementKind,
 };
-use crate::walk::{below, expressions, statements};
+use crate::walk::{below, expressions, of_rule, statements_of_rule};
 
 type Found<'f> = &'f mut dyn FnMut(&str, Option<Aggregation>, bool);
 
@@ -14,7 +17,7 @@ pub(super) fn declare(script: &Script, found: Found<'_>) {
         if let Some(filter) = &rule.filter {
             read(filter, found);
         }
-        statements(&rule.body, &mut |statement| {
+        statements_of_rule(rule, &mut |statement| {
             written(statement, found);
             expressions(statement, &mut |of| read(of, found));
         });
@@ -24,6 +27,25 @@ pub(super) fn declare(script: &Script, found: Found<'_>) {
             read(value, found);
         }
     }
+}
+
+/// Returns the names of the options that a script asks for by `getopt()`.
+pub(super) fn options(script: &Script) -> HashSet<&[u8]> {
+    let mut names = HashSet::new();
+    for rule in &script.rules {
+        of_rule(rule, &mut |of| {
+            below(of, &mut |part| {
+                if let ExpressionKind::Call(call) = &part.kind
+                    && call.function == Function::Option
+                    && let Some(ExpressionKind::Text(name)) =
+                        call.arguments.first().map(|of| &of.kind)
+                {
+                    names.insert(name.as_slice());
+                }
+            });
+        });
+    }
+    names
 }
 
 fn written(statement: &Statement, found: Found<'_>) {

@@ -54,7 +54,7 @@ impl RuleCompiler<'_, '_> {
                 let again = self.here();
                 self.value(condition);
                 let out = self.jump(Operation::JumpIfZero);
-                self.looped(body, Some(again));
+                self.looped(body, Some(again), false);
                 self.put(Operation::Jump(again));
                 self.land(out);
                 self.end_loop();
@@ -88,7 +88,7 @@ impl RuleCompiler<'_, '_> {
             } => self.for_map(variable, map, body, span),
             StatementKind::Break => self.leave(span, true),
             StatementKind::Continue => self.leave(span, false),
-            StatementKind::Return => self.put(Operation::Return),
+            StatementKind::Return(value) => self.give_back(value.as_ref(), span),
         }
     }
 
@@ -199,8 +199,11 @@ impl RuleCompiler<'_, '_> {
     }
 
     /// Compiles the body of a loop; `again` is the target of `continue`, if it is known.
-    fn looped(&mut self, body: &Block, again: Option<usize>) {
-        self.loops.push(Loop::default());
+    fn looped(&mut self, body: &Block, again: Option<usize>, is_of_map: bool) {
+        self.loops.push(Loop {
+            is_of_map,
+            ..Loop::default()
+        });
         self.block(body);
         let to = again.unwrap_or_else(|| self.here());
         let continues = self
@@ -212,7 +215,6 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// Sets the target of `break` to here.
     /// Leads the breaks of the innermost loop here, and checks whether there are any.
     fn end_loop(&mut self) -> bool {
         let breaks = self.loops.pop().unwrap_or_default().breaks;
@@ -234,7 +236,7 @@ impl RuleCompiler<'_, '_> {
         self.put(limit);
         self.put(Operation::Binary(operator));
         let out = self.jump(Operation::JumpIfZero);
-        self.looped(body, None);
+        self.looped(body, None, false);
         self.put(Operation::StepLocal {
             slot,
             by,
@@ -260,7 +262,7 @@ impl RuleCompiler<'_, '_> {
             slot,
             end: usize::MAX,
         });
-        self.looped(body, Some(again));
+        self.looped(body, Some(again), true);
         self.put(Operation::Jump(again));
         // `break` ends the iteration over the map; its own end does so by itself.
         if self.end_loop() {
@@ -272,7 +274,11 @@ impl RuleCompiler<'_, '_> {
     fn leave(&mut self, span: Span, is_break: bool) {
         if self.loops.is_empty() {
             let word = if is_break { "break" } else { "continue" };
-            self.refuse(span, format!("{word} outside of a loop"));
+            let why = match self.operands > 0 {
+                true => "of a block with a value; put the loop into it",
+                false => "of a loop",
+            };
+            self.refuse(span, format!("{word} outside {why}"));
             return;
         }
         let from = self.jump(Operation::Jump);

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use introspect::kernel::btf::{Btf, Form, MemberError, TypeId};
 
@@ -27,6 +28,8 @@ pub(super) enum Type {
     Stack,
     /// A tuple.
     Tuple(Vec<Type>),
+    /// A record, with the names of its members.
+    Record(Vec<(Arc<str>, Type)>),
     /// An address of such a thing.
     Pointer(MemoryType),
     /// The thing itself; its address is on the stack.
@@ -121,8 +124,8 @@ enum State {
 
 /// The layout of a structure of the script's, as C does it on x86-64.
 struct Layout {
-    /// The offset and type of each member.
-    members: Vec<(u64, MemoryType)>,
+    /// The place of each member.
+    members: Vec<Member>,
     size: u64,
     alignment: u64,
 }
@@ -197,7 +200,8 @@ impl<'t> Types<'t> {
         if let Some(number) = c_number(name) {
             return Some(number);
         }
-        let own = name.strip_prefix("struct ").unwrap_or(name);
+        let own = name.strip_prefix("struct ");
+        let own = own.or_else(|| name.strip_prefix("union ")).unwrap_or(name);
         if let Some(at) = self.own.iter().position(|known| known.name == own) {
             return Some(MemoryType::Own(at));
         }
@@ -285,7 +289,8 @@ impl<'t> Types<'t> {
 
     fn lay_out(&self, at: usize) -> Option<Layout> {
         let own = self.own.get(at)?;
-        let (mut members, mut end, mut widest) = (Vec::new(), 0u64, 1);
+        // The end in bits of the member before, and of all so far.
+        let (mut members, mut bit, mut end, mut widest) = (Vec::new(), 0u64, 0u64, 1);
         for member in &own.members {
             let mut thing = self.named(&member.type_name)?;
             if let Some(elements) = member.elements {
@@ -295,17 +300,43 @@ impl<'t> Types<'t> {
                 };
             }
             let alignment = self.alignment(&thing);
-            let start = end.checked_next_multiple_of(alignment)?;
-            end = start.checked_add(self.size(&thing)?)?;
+            let size = self.size(&thing)?.checked_mul(8)?;
+            if own.is_union {
+                bit = 0;
+            }
+            let width = match member.bits {
+                // A bit field lies in one number of its type.
+                Some(width @ 1..) if width <= size && bit % size + width <= size => width,
+                Some(width) if width <= size => {
+                    bit = bit.checked_next_multiple_of(size.max(8))?;
+                    width
+                }
+                Some(_) => return None,
+                None => {
+                    bit = bit.checked_next_multiple_of(alignment.checked_mul(8)?)?;
+                    size
+                }
+            };
+            let bits = match member.bits {
+                Some(width) => Some((u8::try_from(bit % 8).ok()?, u8::try_from(width).ok()?)),
+                None => None,
+            };
+            members.push(Member {
+                offset: bit / 8,
+                bits,
+                signed: matches!(thing, MemoryType::Number { signed: true, .. }),
+                thing,
+            });
+            bit = bit.checked_add(width)?;
+            end = end.max(bit);
             widest = widest.max(alignment);
-            if end > LARGEST {
+            if end / 8 > LARGEST {
                 return None;
             }
-            members.push((start, thing));
         }
         Some(Layout {
             members,
-            size: end.checked_next_multiple_of(widest)?,
+            size: end.div_ceil(8).checked_next_multiple_of(widest)?,
             alignment: widest,
         })
     }
@@ -350,26 +381,40 @@ impl<'t> Types<'t> {
     }
 
     fn own_member(&self, at: usize, name: &str) -> Result<Member, NoMember> {
+        if let Some(found) = self.found_in(at, name, DEEPEST) {
+            return Ok(found);
+        }
         let own = self.own.get(at);
         let members = own.map_or(&[][..], |own| &own.members);
-        let place = members.iter().position(|member| member.name == name);
-        let found = place.and_then(|place| self.layout(at)?.members.get(place).cloned());
-        let Some((offset, thing)) = found else {
-            let struct_name = own.map_or("", |own| own.name.as_str());
-            let names = members.iter().map(|member| member.name.as_str());
-            return Err(NoMember {
-                message: match place {
-                    Some(_) => format!("struct {struct_name} has a member of an unknown type"),
-                    None => format!("struct {struct_name} has no member {name:?}"),
-                },
-                nearest: super::nearest(name, names),
-            });
-        };
-        Ok(Member {
-            offset,
-            bits: None,
-            signed: matches!(thing, MemoryType::Number { signed: true, .. }),
-            thing,
+        let struct_name = own.map_or("", |own| own.name.as_str());
+        let names = members.iter().map(|member| member.name.as_str());
+        Err(NoMember {
+            message: match members.iter().any(|member| member.name == name) {
+                true => format!("struct {struct_name} has a member of an unknown type"),
+                false => format!("struct {struct_name} has no member {name:?}"),
+            },
+            nearest: super::nearest(name, names.filter(|name| !name.is_empty())),
+        })
+    }
+
+    /// Returns a member of a structure, or of a structure without a name inside it.
+    fn found_in(&self, at: usize, name: &str, depth: usize) -> Option<Member> {
+        let depth = depth.checked_sub(1)?;
+        let (own, layout) = (self.own.get(at)?, self.layout(at)?);
+        let mut all = own.members.iter().zip(&layout.members);
+        let direct = all.clone().find(|(member, _)| member.name == name);
+        if let Some((_, place)) = direct {
+            return Some(place.clone());
+        }
+        all.find_map(|(member, place)| match place.thing {
+            MemoryType::Own(inner) if member.name.is_empty() => {
+                let found = self.found_in(inner, name, depth)?;
+                Some(Member {
+                    offset: place.offset + found.offset,
+                    ..found
+                })
+            }
+            _ => None,
         })
     }
 
@@ -507,9 +552,11 @@ mod tests {
             },
             name: name.into(),
             elements,
+            bits: None,
         };
         let structure = |name: &str, members| Structure {
             name: name.into(),
+            is_union: false,
             members,
             span: Span::default(),
         };

@@ -188,6 +188,6 @@ fn join(known: &mut Option<Type>, of: Type) {
 pub(super) fn is_histogram(aggregation: Aggregation) -> bool {
     matches!(
         aggregation,
-        Aggregation::PowerHistogram | Aggregation::LinearHistogram { .. }
+        Aggregation::PowerHistogram(_) | Aggregation::LinearHistogram { .. }
     )
 }

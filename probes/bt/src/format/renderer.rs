@@ -140,6 +140,7 @@ impl<'a> Renderer<'a> {
                 Value::Text(_)
                 | Value::Bytes(_)
                 | Value::Tuple(_)
+                | Value::Record { .. }
                 | Value::KernelStack(_)
                 | Value::UserStack { .. },
             )

@@ -83,6 +83,12 @@ impl<'t> Lexer<'t> {
         lexer
     }
 
+    /// Starts at a byte of `text`.
+    #[must_use]
+    pub fn at(text: &'t [u8], at: usize) -> Self {
+        Self { text, at }
+    }
+
     /// Returns the offset of the next byte.
     #[must_use]
     pub fn position(&self) -> usize {
@@ -151,6 +157,13 @@ impl<'t> Lexer<'t> {
         ahead.byte(0)
     }
 
+    /// Checks whether `=` comes next, and not `==`, without moving.
+    #[must_use]
+    pub fn is_single_equals(&self) -> bool {
+        let mut ahead = self.clone();
+        ahead.skip().is_ok() && ahead.byte(0) == Some(b'=') && ahead.byte(1) != Some(b'=')
+    }
+
     /// Checks whether `word` comes next, alone, without moving. It serves the words that
     /// distinguish rules.
     #[must_use]
@@ -160,7 +173,7 @@ impl<'t> Lexer<'t> {
             && ahead.rest().starts_with(word.as_bytes())
             && ahead
                 .byte(word.len())
-                .is_some_and(|byte| is_blank(byte) || matches!(byte, b'=' | b'{' | b'<'))
+                .is_some_and(|byte| is_blank(byte) || matches!(byte, b'=' | b'{' | b'<' | b'@'))
     }
 
     /// Reads the next token.
@@ -235,7 +248,7 @@ impl<'t> Lexer<'t> {
         };
         let hint = match shown.as_str() {
             "\\'" => "; strings are written in \"double quotes\", a character as its number",
-            "#" => "; there is no preprocessor",
+            "#" => "; a directive begins its line",
             _ => "",
         };
         Err(Diagnostic::new(
@@ -457,7 +470,7 @@ mod tests {
     fn what_is_no_token_is_told_and_passed() {
         for (text, part) in [
             ("'a'", "double quotes"),
-            ("#define x", "no preprocessor"),
+            ("#define x", "begins its line"),
             ("\u{e9}", "unexpected character '\u{e9}'"),
             ("\"abc\n", "not ended"),
             ("\"abc\\", "not ended"),

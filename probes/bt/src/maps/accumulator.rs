@@ -45,10 +45,13 @@ impl Accumulator {
             Aggregation::Max => Self::Max(None),
             Aggregation::Average => Self::Average(Moments::default()),
             Aggregation::Stats => Self::Stats(Moments::default()),
-            Aggregation::PowerHistogram | Aggregation::LinearHistogram { .. } => Self::Histogram {
-                buckets: Buckets::of(aggregation, dialect).unwrap_or(Buckets::Power),
-                counts: Histogram::default(),
-            },
+            Aggregation::PowerHistogram(_) | Aggregation::LinearHistogram { .. } => {
+                Self::Histogram {
+                    buckets: Buckets::of(aggregation, dialect)
+                        .unwrap_or(Buckets::Power { bits: 0 }),
+                    counts: Histogram::default(),
+                }
+            }
         }
     }
 

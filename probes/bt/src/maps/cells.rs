@@ -1,10 +1,11 @@
 //! Entries that are assigned, in one place for all threads.
 
-use std::collections::HashMap;
 use std::sync::Mutex;
 
+use lru::LruCache;
+
 use super::snapshot::Reading;
-use super::{Key, lock};
+use super::{Capacity, Key, lock};
 use crate::ast::Dialect;
 use crate::value::Value;
 
@@ -12,39 +13,52 @@ use crate::value::Value;
 #[derive(Debug)]
 pub(super) struct Cells {
     dialect: Dialect,
-    most: usize,
+    size: Capacity,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    entries: HashMap<Key, Value>,
+    /// The entries, the least recently used one last. The bound is checked by [`State::store`].
+    entries: LruCache<Key, Value>,
     /// Whether something was stored since the map was made or cleared: bt(5) distinguishes a map
     /// without entries from no map.
     is_set: bool,
 }
 
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            entries: LruCache::unbounded(),
+            is_set: false,
+        }
+    }
+}
+
 impl State {
     /// Stores a value. Returns `false` if there is no room.
-    fn store(&mut self, key: &[Value], value: Value, most: usize) -> bool {
+    fn store(&mut self, key: &[Value], value: Value, size: Capacity) -> bool {
         self.is_set = true;
         if let Some(cell) = self.entries.get_mut(key) {
             *cell = value;
             return true;
         }
-        let room = self.entries.len() < most;
+        let mut room = self.entries.len() < size.most;
+        if !room && size.evicts {
+            room = self.entries.pop_lru().is_some();
+        }
         if room {
-            self.entries.insert(key.into(), value);
+            self.entries.put(key.into(), value);
         }
         room
     }
 }
 
 impl Cells {
-    pub(super) fn new(dialect: Dialect, most: usize) -> Self {
+    pub(super) fn new(dialect: Dialect, size: Capacity) -> Self {
         Self {
             dialect,
-            most,
+            size,
             state: Mutex::default(),
         }
     }
@@ -52,10 +66,10 @@ impl Cells {
     /// Returns the value, and whether there was room for an entry that reading makes.
     pub(super) fn get(&self, key: &[Value]) -> (Option<Value>, bool) {
         let mut state = lock(&self.state);
-        match state.entries.get(key) {
-            Some(value) => (Some(value.clone()), true),
+        match state.entries.get(key).cloned() {
+            Some(value) => (Some(value), true),
             None if self.dialect == Dialect::Strict && state.is_set => {
-                let stored = state.store(key, Value::ZERO, self.most);
+                let stored = state.store(key, Value::ZERO, self.size);
                 (Some(Value::ZERO), stored)
             }
             None => (None, true),
@@ -69,23 +83,23 @@ impl Cells {
         change: impl FnOnce(Option<&Value>) -> Value,
     ) -> (Value, bool) {
         let mut state = lock(&self.state);
-        let mut value = change(state.entries.get(key));
+        let mut value = change(state.entries.peek(key));
         if self.dialect == Dialect::Strict
             && let Value::Unsigned(number) = value
         {
             // bt(5) knows one type of number.
             value = Value::Int(number.cast_signed());
         }
-        let stored = state.store(key, value.clone(), self.most);
+        let stored = state.store(key, value.clone(), self.size);
         (value, stored)
     }
 
     pub(super) fn delete(&self, key: &[Value]) -> bool {
-        lock(&self.state).entries.remove(key).is_some()
+        lock(&self.state).entries.pop(key).is_some()
     }
 
     pub(super) fn contains(&self, key: &[Value]) -> bool {
-        lock(&self.state).entries.contains_key(key)
+        lock(&self.state).entries.contains(key)
     }
 
     pub(super) fn clear(&self) {
@@ -95,7 +109,7 @@ impl Cells {
     }
 
     pub(super) fn zero(&self) {
-        for value in lock(&self.state).entries.values_mut() {
+        for (_, value) in lock(&self.state).entries.iter_mut() {
             *value = match value {
                 Value::Unsigned(_) if self.dialect == Dialect::Normal => Value::Unsigned(0),
                 Value::Text(_) if self.dialect == Dialect::Normal => Value::text(b""),

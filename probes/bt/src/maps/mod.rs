@@ -24,7 +24,7 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::ast::{Aggregation, Dialect};
+use crate::ast::{Aggregation, Dialect, MapSize};
 use crate::value::Value;
 use cells::Cells;
 use shards::Shards;
@@ -46,6 +46,28 @@ pub struct MapDeclaration {
     pub name: String,
     /// The kind of map.
     pub kind: MapKind,
+    /// The capacity, if it is another than that of all maps.
+    pub size: Option<Capacity>,
+}
+
+/// The room of a map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// The greatest number of entries.
+    pub most: usize,
+    /// Whether a full map drops the entry that was used least recently, and not the new one.
+    pub evicts: bool,
+}
+
+impl Capacity {
+    /// Returns the capacity that a script gives a map.
+    #[must_use]
+    pub fn of(size: &MapSize) -> Self {
+        Self {
+            most: size.most,
+            evicts: size.evicts,
+        }
+    }
 }
 
 /// The contents of a map.
@@ -79,7 +101,8 @@ enum Storage {
 
 impl Maps {
     /// Makes the empty maps of a script. `shards` is the number of threads that aggregate at a time
-    /// (0 counts as 1). Each map has at most `most_entries` entries.
+    /// (0 counts as 1). Each map has at most `most_entries` entries, if
+    /// its declaration says no other number.
     #[must_use]
     pub fn new(
         declarations: Vec<MapDeclaration>,
@@ -88,14 +111,20 @@ impl Maps {
         most_entries: usize,
     ) -> Self {
         let maps = (declarations.into_iter())
-            .map(|MapDeclaration { name, kind }| Map {
-                name: name.into(),
-                storage: match kind {
-                    MapKind::Scalar => Storage::Cells(Cells::new(dialect, most_entries)),
-                    MapKind::Aggregation(aggregation) => {
-                        Storage::Shards(Shards::new(aggregation, dialect, shards, most_entries))
-                    }
-                },
+            .map(|MapDeclaration { name, kind, size }| {
+                let size = size.unwrap_or(Capacity {
+                    most: most_entries,
+                    evicts: false,
+                });
+                Map {
+                    name: name.into(),
+                    storage: match kind {
+                        MapKind::Scalar => Storage::Cells(Cells::new(dialect, size)),
+                        MapKind::Aggregation(aggregation) => {
+                            Storage::Shards(Shards::new(aggregation, dialect, shards, size.most))
+                        }
+                    },
+                }
             })
             .collect();
         Self {
@@ -305,7 +334,7 @@ fn combine(aggregation: Aggregation, dialect: Dialect, old: Option<&Value>, valu
         Aggregation::Max => old_number.map_or(value, |old| old.max(value)),
         Aggregation::Average
         | Aggregation::Stats
-        | Aggregation::PowerHistogram
+        | Aggregation::PowerHistogram(_)
         | Aggregation::LinearHistogram { .. } => before,
     })
 }

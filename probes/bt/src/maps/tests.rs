@@ -11,7 +11,7 @@ const ALL: [Aggregation; 8] = [
     Aggregation::Max,
     Aggregation::Average,
     Aggregation::Stats,
-    Aggregation::PowerHistogram,
+    Aggregation::PowerHistogram(0),
     Aggregation::LinearHistogram {
         min: 0,
         max: 100,
@@ -23,6 +23,7 @@ fn one(kind: MapKind, dialect: Dialect, most_entries: usize) -> Maps {
     let declaration = MapDeclaration {
         name: "x".to_owned(),
         kind,
+        size: None,
     };
     Maps::new(vec![declaration], 4, dialect, most_entries)
 }
@@ -40,7 +41,7 @@ fn values_of_all_shards_are_one() {
         (Aggregation::Max, Some(12)),
         (Aggregation::Average, Some(4)),
         (Aggregation::Stats, Some(4)),
-        (Aggregation::PowerHistogram, None),
+        (Aggregation::PowerHistogram(0), None),
     ];
     for (aggregation, expected) in cases {
         let maps = one(MapKind::Aggregation(aggregation), Dialect::Normal, 10);
@@ -119,6 +120,7 @@ fn no_update_is_lost() {
     .map(|kind| MapDeclaration {
         name: String::new(),
         kind,
+        size: None,
     });
     // Two threads that share a shard wait for each other, and the result is still exact.
     let maps = Maps::new(declarations.to_vec(), THREADS / 2, Dialect::Normal, 100);

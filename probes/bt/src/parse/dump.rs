@@ -138,7 +138,8 @@ fn statement(of: &Statement) -> String {
         ),
         StatementKind::Break => "(break)".to_owned(),
         StatementKind::Continue => "(continue)".to_owned(),
-        StatementKind::Return => "(return)".to_owned(),
+        StatementKind::Return(None) => "(return)".to_owned(),
+        StatementKind::Return(Some(value)) => format!("(return {})", expression(value)),
     }
 }
 
@@ -159,6 +160,7 @@ pub fn expression(of: &Expression) -> String {
                 UnaryOperator::Not => "!",
                 UnaryOperator::Complement => "~",
                 UnaryOperator::Dereference => "*",
+                UnaryOperator::Address => "&",
             };
             format!("({text} {})", expression(of))
         }
@@ -173,9 +175,11 @@ pub fn expression(of: &Expression) -> String {
             then,
             otherwise,
         } => format!(
-            "(? {} {} {})",
+            "(? {}{} {})",
             expression(condition),
-            expression(then),
+            then.iter()
+                .map(|then| format!(" {}", expression(then)))
+                .collect::<String>(),
             expression(otherwise)
         ),
         ExpressionKind::Step {
@@ -213,6 +217,20 @@ pub fn expression(of: &Expression) -> String {
             format!("(offsetof {} {})", type_name(of), members.join("."))
         }
         ExpressionKind::Tuple(items) => list("tuple", items),
+        ExpressionKind::Named { name, arguments } => {
+            list(name, arguments.as_deref().unwrap_or_default())
+        }
+        ExpressionKind::Block(of) => {
+            let value = of.value.as_ref().map_or(String::new(), expression);
+            let name = if of.is_function { "body" } else { "block" };
+            format!("({name} {} {value})", block(&of.block))
+        }
+        ExpressionKind::Record(members) => {
+            let members = members
+                .iter()
+                .map(|(name, value)| format!(" ({name} {})", expression(value)));
+            format!("(record{})", members.collect::<String>())
+        }
         ExpressionKind::Translate { to, of } => {
             format!("(xlate {} {})", type_name(to), expression(of))
         }

@@ -3,7 +3,9 @@
 
 use super::tree::Tall;
 use super::{Parsed, Parser, too_high};
-use crate::ast::{Call, Expression, ExpressionKind, Lvalue, LvalueKind, Span, UnaryOperator};
+use crate::ast::{
+    Call, Expression, ExpressionKind, Function, Lvalue, LvalueKind, Span, UnaryOperator,
+};
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::TokenKind;
 use crate::names;
@@ -35,7 +37,9 @@ fn number(value: u64, negative: bool) -> ExpressionKind {
 impl Parser<'_> {
     /// Parses an expression.
     pub(super) fn expression(&mut self) -> Parsed<Expression> {
-        Ok(self.tall()?.expression)
+        let found = self.tall()?;
+        self.highest = self.highest.max(found.height);
+        Ok(found.expression)
     }
 
     /// Parses an expression and its height.
@@ -56,14 +60,19 @@ impl Parser<'_> {
         if !self.eat("?")? {
             return Ok(condition);
         }
-        let then = self.tall()?;
+        // `c ?: x` is the condition's value, if it is not 0.
+        let then = match self.is(":")? {
+            true => None,
+            false => Some(self.tall()?),
+        };
         self.expect(":", "between the two values of '?'")?;
         let otherwise = self.tall()?;
         let span = condition.expression.span.to(otherwise.expression.span);
-        let below = condition.height.max(then.height).max(otherwise.height);
+        let between = then.as_ref().map_or(0, |then| then.height);
+        let below = condition.height.max(between).max(otherwise.height);
         let kind = ExpressionKind::Conditional {
             condition: Box::new(condition.expression),
-            then: Box::new(then.expression),
+            then: then.map(|then| Box::new(then.expression)),
             otherwise: Box::new(otherwise.expression),
         };
         node(kind, span, below)
@@ -124,11 +133,7 @@ impl Parser<'_> {
                 let of = Box::new(of.expression);
                 return node(ExpressionKind::Cast { to, of }, span, below);
             }
-            "&" => {
-                let message =
-                    "'&' takes no addresses here; a pointer is a member's value or an argument's";
-                return Err(Diagnostic::new(token.span, message));
-            }
+            "&" => UnaryOperator::Address,
             _ => return self.postfix(),
         };
         self.next()?;
@@ -211,6 +216,7 @@ impl Parser<'_> {
         let token = self.peek()?;
         let kind = match token.kind {
             TokenKind::Punctuation("(") => return self.parentheses(),
+            TokenKind::Punctuation("{") => return self.block_operand(),
             TokenKind::Word(word) => return self.word(word, token.span),
             TokenKind::Number(value) => number(value, false),
             TokenKind::Text => return self.text(),
@@ -290,9 +296,14 @@ impl Parser<'_> {
         }
     }
 
-    /// Parses `(x)`, or a tuple.
+    /// Parses `(x)`, a tuple, or a record.
     fn parentheses(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;
+        if let TokenKind::Word(_) = self.peek()?.kind
+            && self.lexer.is_single_equals()
+        {
+            return self.record(start);
+        }
         if self.is(")")? {
             return Err(self.unexpected("an expression"));
         }
@@ -308,6 +319,30 @@ impl Parser<'_> {
             });
         }
         node(ExpressionKind::Tuple(items), span, below)
+    }
+
+    /// Parses `(x = 1, y = 2)`, of which the `(` was read.
+    fn record(&mut self, start: Span) -> Parsed<Tall> {
+        let (mut members, mut below) = (Vec::<(String, Expression)>::new(), 0);
+        while !self.eat(")")? {
+            let (name, span) = self.expect_word("a member's name")?;
+            if members.iter().any(|(known, _)| known == name) {
+                let message = format!("the record has a member '{name}' already");
+                return Err(Diagnostic::new(span, message));
+            }
+            if members.len() >= MOST_ITEMS {
+                let message = format!("more than {MOST_ITEMS} in one list");
+                return Err(Diagnostic::new(span, message));
+            }
+            self.expect("=", "after the member's name")?;
+            let value = self.inside(Self::tall)?;
+            below = below.max(value.height);
+            members.push((name.to_owned(), value.expression));
+            if !self.eat(",")? && !self.is(")")? {
+                return Err(self.unexpected("',' or ')' after the member"));
+            }
+        }
+        node(ExpressionKind::Record(members), self.since(start), below)
     }
 
     /// Parses a word that is an operand, or begins one.
@@ -327,7 +362,10 @@ impl Parser<'_> {
         }
         self.next()?;
         if self.is("(")? {
-            return self.call(word, span);
+            return match self.value_in_mode(word, span)? {
+                Some(found) => Ok(found),
+                None => self.call(word, span),
+            };
         }
         if let Some(builtin) = names::builtin(word) {
             return node(ExpressionKind::Builtin(builtin), span, 0);
@@ -335,17 +373,21 @@ impl Parser<'_> {
         if let Some((_, value)) = names::CONSTANTS.iter().find(|(name, _)| *name == word) {
             return node(ExpressionKind::Number(*value), span, 0);
         }
-        // The form of names of the kernel's enums; only the guest knows whether this one exists.
-        let is_constant =
-            |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
-        let known = !names::KEYWORDS.contains(&word);
-        if known && word.bytes().all(is_constant) && word.bytes().any(|b| b.is_ascii_uppercase()) {
-            return node(ExpressionKind::Constant(word.to_owned()), span, 0);
+        if names::KEYWORDS.contains(&word) || names::is_function(word) {
+            return Err(self.unknown(word, span));
         }
-        Err(self.unknown(word, span))
+        // Only the guest knows its enums, and only the whole script its macros.
+        let kind = match names::is_constant(word) {
+            true => ExpressionKind::Constant(word.to_owned()),
+            false => ExpressionKind::Named {
+                name: word.to_owned(),
+                arguments: None,
+            },
+        };
+        node(kind, span, 0)
     }
 
-    /// Returns the error for an unknown name.
+    /// Returns the error for a word of the language in a wrong place.
     fn unknown(&self, word: &str, span: Span) -> Diagnostic {
         if let Some(signature) = names::signature(word) {
             let message = format!("{word} is a function: {}", signature.usage);
@@ -355,13 +397,7 @@ impl Parser<'_> {
             let message = format!("{word} is a function: @x = {}", gatherer.usage);
             return Diagnostic::new(span, message);
         }
-        if names::KEYWORDS.contains(&word) {
-            return Diagnostic::new(span, format!("'{word}' does not belong here"));
-        }
-        misspelt(
-            word,
-            Diagnostic::new(span, format!("unknown name '{word}'")),
-        )
+        Diagnostic::new(span, format!("'{word}' does not belong here"))
     }
 
     /// Parses `name(arguments)`, of which the name was read.
@@ -372,22 +408,77 @@ impl Parser<'_> {
                     "{word}() gathers values in a variable: @x = {}; it cannot be part of an expression",
                     gatherer.usage
                 )
-            } else if names::builtin(word).is_some() {
-                format!("{word} is not a function; omit the parentheses")
             } else {
-                let message = format!("unknown function '{word}'");
-                return Err(misspelt(word, Diagnostic::new(name_span, message)));
+                self.next()?;
+                let what = format!("after the arguments of {word}()");
+                let (arguments, below) = self.items(")", &what)?;
+                let kind = ExpressionKind::Named {
+                    name: word.to_owned(),
+                    arguments: Some(arguments),
+                };
+                return node(kind, self.since(name_span), below);
             };
             return Err(Diagnostic::new(name_span, message));
         };
         self.next()?;
-        let (arguments, below) = self.items(")", &format!("after the arguments of {word}()"))?;
+        let mode = self.stack_mode(signature.function)?;
+        let (mut arguments, below) =
+            self.items(")", &format!("after the arguments of {word}()"))?;
+        arguments.splice(0..0, mode);
         let call = Call {
             function: signature.function,
             name_span,
             arguments,
         };
         node(ExpressionKind::Call(call), self.since(name_span), below)
+    }
+
+    /// Parses the form of a stack as the first argument, and the comma behind it.
+    fn stack_mode(&mut self, function: Function) -> Parsed<Option<Expression>> {
+        let is_stack = matches!(function, Function::KernelStack | Function::UserStack);
+        let TokenKind::Word(word) = self.peek()?.kind else {
+            return Ok(None);
+        };
+        if !is_stack || !names::STACK_MODES.contains(&word) {
+            return Ok(None);
+        }
+        let span = self.next()?.span;
+        self.eat(",")?;
+        let kind = ExpressionKind::Text(word.as_bytes().to_vec());
+        Ok(Some(Expression { kind, span }))
+    }
+
+    /// Parses `(mode)` behind a value that has modes; the `(` is ahead. Empty parentheses are the
+    /// value itself.
+    fn value_in_mode(&mut self, word: &str, span: Span) -> Parsed<Option<Tall>> {
+        let modes = names::modes(word);
+        if modes.is_empty() {
+            return Ok(None);
+        }
+        self.next()?;
+        let meant = match self.peek()?.kind {
+            TokenKind::Punctuation(")") => Some(word),
+            TokenKind::Word(mode) => {
+                let found = modes.iter().find(|(known, _)| *known == mode);
+                self.next()?;
+                found.map(|(_, meant)| *meant)
+            }
+            _ => None,
+        };
+        let Some(meant) = meant else {
+            let known: Vec<&str> = modes.iter().map(|(known, _)| *known).collect();
+            let message = format!("{word}() takes a mode: {}", known.join(", "));
+            return Err(Diagnostic::new(self.since(span), message));
+        };
+        self.expect(")", "after the mode")?;
+        let kind = match names::builtin(meant) {
+            Some(builtin) => ExpressionKind::Builtin(builtin),
+            None => ExpressionKind::Named {
+                name: meant.to_owned(),
+                arguments: None,
+            },
+        };
+        node(kind, self.since(span), 0).map(Some)
     }
 
     /// Parses `sizeof(type)` and `sizeof(expression)`.

@@ -4,10 +4,15 @@
 //! makes sense as far as that is known without a guest, or all its errors. Time and memory are
 //! bounded by the text's length, and the tree's height and the parser's own depth by [`HIGHEST`].
 //!
-//! The normal dialect is parsed by `rules`, `timers`, `statements`, `expressions`, `types` and
-//! `translators`, the strict one by `strict`.
+//! The normal dialect is read by `directives`, parsed by `rules`, `timers`, `statements`,
+//! `expressions`, `types`, `enums`, `macros` and `translators`, and rid of macros by `expand`. The
+//! strict one is parsed by `strict`.
 
+mod directives;
+mod enums;
+mod expand;
 mod expressions;
+mod macros;
 mod rules;
 mod statements;
 mod strict;
@@ -29,6 +34,9 @@ use crate::diagnostic::{Diagnostic, MOST_ERRORS};
 use crate::lex::normal::{Lexer, Token, TokenKind};
 pub use tree::HIGHEST;
 
+/// The macros of the language itself.
+const PRELUDE: &str = include_str!("../prelude.bt");
+
 /// The greatest number of bytes of a script.
 pub const LONGEST: usize = 1 << 20;
 
@@ -47,8 +55,15 @@ pub fn parse(text: &[u8], dialect: Dialect) -> Result<Script, Vec<Diagnostic>> {
     let script = match dialect {
         Dialect::Strict => strict::parse(text)?,
         Dialect::Normal => {
-            let mut parser = Parser::new(text);
-            let script = parser.script();
+            let directed = directives::carry_out(text);
+            let mut parser = Parser::new(&directed.text);
+            parser.errors = directed.errors;
+            let mut script = parser.script();
+            let constants = Parser::constants(text, &directed.constants);
+            script.macros.extend(constants);
+            let prelude = Parser::new(PRELUDE.as_bytes()).script();
+            let errors = expand::expand(&mut script, &prelude.macros);
+            parser.errors.extend(errors);
             if !parser.errors.is_empty() {
                 return Err(in_order(parser.errors));
             }
@@ -84,18 +99,29 @@ struct Parser<'t> {
     in_filter: bool,
     /// The name of the input in the translator being parsed.
     input: Option<String>,
+    /// The height of the highest expression since this was set to 0.
+    highest: usize,
+    /// Whether the last statement ended in a `;`.
+    ended_by_semicolon: bool,
     errors: Vec<Diagnostic>,
 }
 
 impl<'t> Parser<'t> {
     fn new(text: &'t [u8]) -> Self {
+        Self::of(Lexer::new(text))
+    }
+
+    /// Starts where the lexer is.
+    fn of(lexer: Lexer<'t>) -> Self {
         Self {
-            lexer: Lexer::new(text),
+            lexer,
             ahead: None,
             last: Span::default(),
             depth: 0,
             in_filter: false,
             input: None,
+            highest: 0,
+            ended_by_semicolon: false,
             errors: Vec::new(),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::timers::timer;
 use super::{Parsed, Parser};
-use crate::ast::{ProbeKind, ProbeSpec, Rule, Script};
+use crate::ast::{MapSize, ProbeKind, ProbeSpec, Rule, Script};
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::TokenKind;
 
@@ -37,12 +37,18 @@ const CONFIG: &[&str] = &[
 
 /// The first words of other languages' outermost parts, and advice about them.
 const ELSEWHERE: &[(&str, &str)] = &[
-    ("macro", "macros are not offered; write the statements out"),
-    ("fn", "functions are not offered; write the statements out"),
     ("import", "scripts cannot be imported; give one file"),
-    ("inline", "constants are not offered; write the number"),
-    ("enum", "an enum's names are not offered; write the numbers"),
-    ("union", "a script cannot define unions"),
+    ("inline", "constants are written #define NAME value"),
+];
+
+/// The kinds of maps whose size a script can give. Only those with `lru` differ here.
+const MAP_KINDS: &[&str] = &[
+    "hash",
+    "percpuhash",
+    "lruhash",
+    "percpulruhash",
+    "array",
+    "percpuarray",
 ];
 
 impl Parser<'_> {
@@ -65,7 +71,13 @@ impl Parser<'_> {
             }
             // From its start: however much of it was read, all its braces are counted.
             self.lexer.rewind(before);
-            self.skip_rule();
+            match self.lexer.at_word("let") {
+                true => {
+                    self.ahead = None;
+                    self.skip_statement();
+                }
+                false => self.skip_rule(),
+            }
             // A text that cannot be skipped ends the parsing, so that nothing is read twice for
             // ever.
             if self.lexer.position() <= before {
@@ -79,25 +91,31 @@ impl Parser<'_> {
         self.lexer.skip()?;
         match self.lexer.upcoming() {
             None => return Ok(false),
-            Some(b'#') => {
-                self.directive();
-                return Ok(true);
-            }
             Some(b';') => {
                 self.next()?;
                 return Ok(true);
             }
             Some(_) => {}
         }
-        if self.lexer.at_word("struct") {
-            let structure = self.structure()?;
-            script.structures.push(structure);
+        if self.lexer.at_word("struct") || self.lexer.at_word("union") {
+            self.structure(&mut script.structures)?;
         } else if self.lexer.at_word("typedef") {
-            let structures = self.typedef()?;
-            script.structures.extend(structures);
+            self.typedef(&mut script.structures)?;
         } else if self.lexer.at_word("translator") {
             let translator = self.translator()?;
             script.translators.push(translator);
+        } else if self.lexer.at_word("enum") {
+            let found = self.enumeration()?;
+            script.enums.push(found);
+        } else if self.lexer.at_word("macro") {
+            let found = self.macro_definition()?;
+            script.macros.push(found);
+        } else if self.lexer.at_word("fn") {
+            let found = self.function_definition()?;
+            script.macros.push(found);
+        } else if self.lexer.at_word("let") {
+            let size = self.map_size()?;
+            script.map_sizes.push(size);
         } else if self.lexer.at_word("config") {
             self.config(script)?;
         } else {
@@ -113,22 +131,7 @@ impl Parser<'_> {
         Ok(true)
     }
 
-    /// Skips a line with `#`.
-    fn directive(&mut self) {
-        let hash = self.lexer.next();
-        let word = self.lexer.next();
-        self.lexer.skip_line();
-        let ignored = word.is_ok_and(|token| token.kind == TokenKind::Word("pragma"));
-        if let Err(unexpected) = hash
-            && !ignored
-        {
-            // The text behind the line is parsed as usual.
-            self.report(unexpected);
-        }
-    }
-
-    /// Parses `config = { key = value; ... }`. Other settings than `print_maps_on_exit` have no
-    /// effect here.
+    /// Parses `config = { key = value; ... }`. Settings of bpftrace's own work have no effect here.
     fn config(&mut self, script: &mut Script) -> Parsed<()> {
         self.next()?;
         self.expect("=", "after config")?;
@@ -145,18 +148,54 @@ impl Parser<'_> {
                 self.report(unknown);
             }
             self.expect("=", "after the name")?;
-            let is_off = match self.peek()?.kind {
-                TokenKind::Word(word) => word == "false",
-                TokenKind::Number(number) => number == 0,
-                TokenKind::Text => false,
+            let (is_off, number) = match self.peek()?.kind {
+                TokenKind::Word(word) => (word == "false", None),
+                TokenKind::Number(number) => (number == 0, usize::try_from(number).ok()),
+                TokenKind::Text => (false, None),
                 _ => return Err(self.unexpected("a number, a word or a string")),
             };
             self.next()?;
-            if known == PRINT_MAPS {
-                script.omits_maps = is_off;
+            match known.as_str() {
+                PRINT_MAPS => script.omits_maps = is_off,
+                "max_map_keys" => script.most_entries = number.filter(|most| *most > 0),
+                "max_strlen" => script.longest_text = number.filter(|most| *most > 0),
+                _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Parses `let @x = hash(100);`.
+    fn map_size(&mut self) -> Parsed<MapSize> {
+        let start = self.next()?.span;
+        let TokenKind::Global(name) = self.peek()?.kind else {
+            return Err(self.unexpected("a map, such as @x"));
+        };
+        self.next()?;
+        self.expect("=", "after the map")?;
+        let (kind, span) = self.expect_word("a kind of map, such as hash(100)")?;
+        if !MAP_KINDS.contains(&kind) {
+            let message = format!("unknown kind of map '{kind}'");
+            let told = Diagnostic::new(span, message).suggest(kind, MAP_KINDS.iter().copied());
+            return Err(told);
+        }
+        self.expect("(", "after the kind of map")?;
+        let token = self.next()?;
+        let most = match token.kind {
+            TokenKind::Number(most) if most > 0 => usize::try_from(most).ok(),
+            _ => None,
+        };
+        let most = most.ok_or_else(|| {
+            Diagnostic::new(token.span, "the size of a map is a number from 1 on")
+        })?;
+        self.expect(")", "after the size")?;
+        self.eat(";")?;
+        Ok(MapSize {
+            name: name.to_owned(),
+            most,
+            evicts: kind.contains("lru"),
+            span: self.since(start),
+        })
     }
 
     /// Parses `probe, probe /filter/ { ... }`.

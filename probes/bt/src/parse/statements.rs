@@ -3,7 +3,8 @@
 use super::expressions::{misspelt, place_of};
 use super::{Parsed, Parser};
 use crate::ast::{
-    Aggregation, Block, Expression, ExpressionKind, LvalueKind, Statement, StatementKind,
+    Aggregation, Block, Expression, ExpressionKind, Lvalue, LvalueKind, Span, Statement,
+    StatementKind,
 };
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::TokenKind;
@@ -11,6 +12,9 @@ use crate::names::{self, AggregateFn};
 
 /// The greatest number of buckets of a histogram with equal steps, as in bpftrace.
 const MOST_BUCKETS: i64 = 1000;
+
+/// The greatest number of bits of a power of two that its parts stand for, as in bpftrace.
+const MOST_BITS: u32 = 5;
 
 impl Parser<'_> {
     /// Parses `{ ... }`. After an error in one statement, it goes on with the next.
@@ -111,28 +115,53 @@ impl Parser<'_> {
         };
         if let Some(kind) = with_body {
             let span = self.since(start);
+            self.ended_by_semicolon = false;
             return Ok(Some(Statement { kind, span }));
         }
         let kind = match word {
             "break" => self.word_alone(StatementKind::Break)?,
             "continue" => self.word_alone(StatementKind::Continue)?,
-            "return" => self.word_alone(StatementKind::Return)?,
+            "return" => {
+                self.next()?;
+                let is_alone = self.is(";")? || self.is("}")?;
+                let value = (!is_alone).then(|| self.expression()).transpose()?;
+                StatementKind::Return(value)
+            }
             "else" => {
                 let message = "this 'else' belongs to no 'if'";
                 return Err(Diagnostic::new(self.next()?.span, message));
             }
-            "let" => {
+            "let" => self.declaration()?,
+            // `_ = value` drops the value.
+            "_" if self.lexer.is_single_equals() => {
                 self.next()?;
-                let TokenKind::Local(_) = self.peek()?.kind else {
-                    return Err(self.unexpected("a variable, such as $x"));
-                };
-                self.simple()?
+                self.next()?;
+                StatementKind::Assign {
+                    place: Lvalue {
+                        kind: LvalueKind::Local(word.to_owned()),
+                        span: start,
+                    },
+                    operator: None,
+                    value: self.expression()?,
+                }
             }
             _ => self.simple()?,
         };
         let span = self.since(start);
-        if !self.eat(";")? && !self.is("}")? && !self.at_statement()? {
+        self.ended_by_semicolon = self.eat(";")?;
+        if !self.ended_by_semicolon && !self.is("}")? && !self.at_statement()? {
             let missing = self.unexpected("';' or another operator");
+            // An unknown name before a bracket is a misspelt `if` or `while`.
+            if let StatementKind::Expression(of) = &kind
+                && let ExpressionKind::Named { name, .. } = &of.kind
+            {
+                let span = Span {
+                    end: start.start + name.len(),
+                    ..start
+                };
+                let unknown = Diagnostic::new(span, format!("unknown name '{name}'"));
+                return Err(misspelt(name, unknown));
+            }
             return Err(match self.peek()?.kind {
                 TokenKind::Word(word) => misspelt(word, missing),
                 _ => missing,
@@ -146,6 +175,42 @@ impl Parser<'_> {
             return Ok(None);
         }
         Ok(Some(Statement { kind, span }))
+    }
+
+    /// Parses `let $x`, `let $x = value` and `let $x: type = value`; `let` is ahead.
+    fn declaration(&mut self) -> Parsed<StatementKind> {
+        self.next()?;
+        let TokenKind::Local(name) = self.peek()?.kind else {
+            return Err(self.unexpected("a variable, such as $x"));
+        };
+        let span = self.here()?;
+        let before = self.position();
+        self.next()?;
+        if !self.eat(":")? {
+            self.rewind(before);
+            return self.simple();
+        }
+        let of = self.annotation()?;
+        let place = Lvalue {
+            kind: LvalueKind::Local(name.to_owned()),
+            span,
+        };
+        if !self.eat("=")? {
+            let kind = ExpressionKind::Lvalue(Box::new(place));
+            return Ok(StatementKind::Expression(Expression { kind, span }));
+        }
+        let mut value = self.expression()?;
+        if let Some(to) = of {
+            let span = value.span;
+            let of = Box::new(value);
+            let kind = ExpressionKind::Cast { to, of };
+            value = Expression { kind, span };
+        }
+        Ok(StatementKind::Assign {
+            place,
+            operator: None,
+            value,
+        })
     }
 
     /// Parses a statement that is the word ahead.
@@ -230,14 +295,21 @@ impl Parser<'_> {
             "avg" => Aggregation::Average,
             "stats" => Aggregation::Stats,
             "hist" => {
-                // bpftrace divides every power of two into 2^bits parts.
-                if let Some(bits) = arguments.next()
-                    && bits.kind != ExpressionKind::Number(0)
-                {
-                    let message = "hist() has one bucket for each power of two; the second argument can only be 0";
-                    return Err(Diagnostic::new(bits.span, message));
+                let bits = arguments.next();
+                let parts = bits.as_ref().map_or(Some(0), |bits| match bits.kind {
+                    ExpressionKind::Number(bits) => u32::try_from(bits).ok(),
+                    _ => None,
+                });
+                match (parts, bits) {
+                    (Some(parts @ 0..=MOST_BITS), _) => Aggregation::PowerHistogram(parts),
+                    (_, bits) => {
+                        let span = bits.map_or(name_span, |bits| bits.span);
+                        let message = format!(
+                            "the second argument of hist() is a number as such, 0 to {MOST_BITS}"
+                        );
+                        return Err(Diagnostic::new(span, message));
+                    }
                 }
-                Aggregation::PowerHistogram
             }
             _ => {
                 let range: Vec<Expression> = arguments.collect();
@@ -247,25 +319,47 @@ impl Parser<'_> {
         Ok((aggregation, value))
     }
 
-    /// Parses `(condition)` behind a word that is ahead.
-    fn condition(&mut self, behind: &str) -> Parsed<Expression> {
+    /// Parses the condition behind a word that is ahead: in parentheses, or any expression before
+    /// `{`.
+    fn condition(&mut self) -> Parsed<Expression> {
         self.next()?;
-        self.expect("(", behind)?;
+        let start = self.position();
+        if self.eat("(")? {
+            let condition = self.inside(Self::expression)?;
+            // `(a, b) == $x` and the like go on behind the parenthesis.
+            if self.eat(")")? && !self.at_operator()? {
+                return Ok(condition);
+            }
+            self.rewind(start);
+        }
         let condition = self.inside(Self::expression)?;
-        self.expect(")", "after the condition")?;
+        if !self.is("{")? {
+            return Err(self.unexpected("'{' after the condition"));
+        }
         Ok(condition)
+    }
+
+    /// Checks whether the next token goes on with an expression, and begins no statement.
+    fn at_operator(&mut self) -> Parsed<bool> {
+        let TokenKind::Punctuation(text) = self.peek()?.kind else {
+            return Ok(false);
+        };
+        let is_binary = names::BINARY_OPERATORS
+            .iter()
+            .any(|(known, ..)| *known == text);
+        Ok(is_binary && text != "*" || matches!(text, "?" | "." | "->" | "["))
     }
 
     /// Parses `while (condition) ...`; `while` is ahead.
     fn while_loop(&mut self) -> Parsed<StatementKind> {
-        let condition = self.condition("after while")?;
+        let condition = self.condition()?;
         let body = self.body()?;
         Ok(StatementKind::While { condition, body })
     }
 
     /// Parses `if (condition) ... else ...`; `if` is ahead.
     fn branch(&mut self) -> Parsed<StatementKind> {
-        let condition = self.condition("after if")?;
+        let condition = self.condition()?;
         let then = self.body()?;
         let otherwise = if self.eat_word("else")? {
             self.body()?

@@ -1,7 +1,7 @@
 //! Parses names of types, and structures.
 
 use super::{Parsed, Parser};
-use crate::ast::{Structure, StructureMember, TypeName};
+use crate::ast::{Span, Structure, StructureMember, TypeName};
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::TokenKind;
 use crate::names;
@@ -16,6 +16,24 @@ const TYPE_WORDS: &[&str] = &[
 
 /// The words of which several make one type.
 const COMBINED: &[&str] = &["unsigned", "signed", "long", "short", "int", "char"];
+
+/// The types of values that are no numbers, as bpftrace names them.
+const OTHER_TYPES: &[&str] = &[
+    "string",
+    "buffer",
+    "inet",
+    "timestamp",
+    "kstack_t",
+    "ustack_t",
+    "ksym_t",
+    "usym_t",
+    "mac_address",
+    "cgroup_path_t",
+    "strerror_t",
+];
+
+/// A part of the names of structures inside others.
+const INNER: &str = "::";
 
 /// The greatest number of `*` of a type.
 const MOST_POINTERS: usize = 8;
@@ -50,6 +68,26 @@ impl Parser<'_> {
             base,
             pointers,
             span: self.since(start),
+        })
+    }
+
+    /// Parses the type behind `:`. Returns one that a number can be cast to; texts and other
+    /// values keep the type that they have.
+    pub(super) fn annotation(&mut self) -> Parsed<Option<TypeName>> {
+        let TokenKind::Word(word) = self.peek()?.kind else {
+            return Err(self.unexpected("a type"));
+        };
+        let is_other = OTHER_TYPES.contains(&word);
+        let of = match is_other {
+            true => {
+                self.next()?;
+                None
+            }
+            false => Some(self.type_name()?),
+        };
+        Ok(match self.elements()? {
+            Some(_) => None,
+            None => of,
         })
     }
 
@@ -148,76 +186,91 @@ impl Parser<'_> {
         })
     }
 
-    /// Parses `struct name { ... };`
-    pub(super) fn structure(&mut self) -> Parsed<Structure> {
+    /// Parses `struct name { ... };` and `union name { ... };`. Adds it, and those inside it.
+    pub(super) fn structure(&mut self, found: &mut Vec<Structure>) -> Parsed<()> {
         let start = self.next()?.span;
+        let is_union = self.is_union(start);
         let (name, _) = self.expect_word("the structure's name")?;
-        let members = self.members(name)?;
+        let members = self.members(name, found)?;
         // C needs it, bpftrace does not.
         self.eat(";")?;
-        Ok(Structure {
+        found.push(Structure {
             name: name.to_owned(),
+            is_union,
             members,
             span: self.since(start),
-        })
+        });
+        Ok(())
+    }
+
+    /// Checks whether the word read at `span` is `union`.
+    fn is_union(&self, span: Span) -> bool {
+        span.end - span.start == "union".len()
     }
 
     /// Parses `typedef struct tag { ... } name;`, with a structure for each of the two names.
-    pub(super) fn typedef(&mut self) -> Parsed<Vec<Structure>> {
+    pub(super) fn typedef(&mut self, found: &mut Vec<Structure>) -> Parsed<()> {
         let start = self.next()?.span;
-        if !self.eat_word("struct")? {
+        let kind = self.here()?;
+        if !self.eat_word("struct")? && !self.eat_word("union")? {
             let message = "only structures can be defined; write the type itself where it is used";
             return Err(Diagnostic::new(self.here()?, message));
         }
-        let mut found = Vec::new();
+        let is_union = self.is_union(kind);
+        let mut named = Vec::new();
         if let TokenKind::Word(tag) = self.peek()?.kind {
             self.next()?;
-            found.push(tag);
+            named.push(tag);
         }
-        let members = self.members(found.first().unwrap_or(&"typedef"))?;
+        let members = self.members(named.first().unwrap_or(&"typedef"), found)?;
         let (name, _) = self.expect_word("the type's name")?;
-        if !found.contains(&name) {
-            found.push(name);
+        if !named.contains(&name) {
+            named.push(name);
         }
         self.expect(";", "after the type's name")?;
         let span = self.since(start);
-        Ok(found
-            .into_iter()
-            .map(|name| Structure {
-                name: name.to_owned(),
-                members: members.clone(),
-                span,
-            })
-            .collect())
+        found.extend(named.into_iter().map(|name| Structure {
+            name: name.to_owned(),
+            is_union,
+            members: members.clone(),
+            span,
+        }));
+        Ok(())
     }
 
-    /// Parses `{ type name, name[3]; ... }`.
-    fn members(&mut self, of: &str) -> Parsed<Vec<StructureMember>> {
+    /// Parses `{ type name, name[3]; ... }`. Adds the structures inside it.
+    fn members(&mut self, of: &str, found: &mut Vec<Structure>) -> Parsed<Vec<StructureMember>> {
         self.expect("{", &format!("after struct {of}"))?;
         let mut members = Vec::new();
         let mut names = BTreeSet::new();
         while !self.eat("}")? {
-            let start = self.here()?;
-            let base = self.type_name()?;
-            if self.is("{")? {
-                let message = "a structure inside another is not offered; define it by itself";
-                return Err(Diagnostic::new(self.since(start), message));
-            }
+            let base = match self.inner_structure(of, found)? {
+                Some(inner) => inner,
+                None => self.type_name()?,
+            };
+            let is_anonymous = base.base.contains(INNER);
             let mut type_name = base.clone();
             loop {
                 self.refuse("(", "pointers to functions are not offered; write void *")?;
-                let (name, span) = self.expect_word("a member's name")?;
-                if !names.insert(name) {
-                    let message = format!("struct {of} has a member '{name}' already");
-                    self.report(Diagnostic::new(span, message));
-                }
+                let name = match self.peek()?.kind {
+                    TokenKind::Punctuation(";") if is_anonymous => "",
+                    TokenKind::Punctuation(":") => "",
+                    _ => {
+                        let (name, span) = self.expect_word("a member's name")?;
+                        if !names.insert(name) {
+                            let message = format!("struct {of} has a member '{name}' already");
+                            self.report(Diagnostic::new(span, message));
+                        }
+                        name
+                    }
+                };
                 let elements = self.elements()?;
-                let instead = "bit fields are not offered; take the whole number and its bits";
-                self.refuse(":", instead)?;
+                let bits = self.eat(":")?.then(|| self.bits()).transpose()?;
                 members.push(StructureMember {
                     type_name: type_name.clone(),
                     name: name.to_owned(),
                     elements,
+                    bits,
                 });
                 if !self.eat(",")? {
                     break;
@@ -230,6 +283,56 @@ impl Parser<'_> {
             self.expect(";", "after the member")?;
         }
         Ok(members)
+    }
+
+    /// Parses `struct { ... }` as a member's type, if that comes next: a structure with a name of
+    /// its own.
+    fn inner_structure(
+        &mut self,
+        of: &str,
+        found: &mut Vec<Structure>,
+    ) -> Parsed<Option<TypeName>> {
+        let before = self.position();
+        let start = self.here()?;
+        if !self.eat_word("struct")? && !self.eat_word("union")? {
+            return Ok(None);
+        }
+        let is_union = self.is_union(start);
+        let tag = match self.peek()?.kind {
+            TokenKind::Word(tag) => {
+                self.next()?;
+                Some(tag.to_owned())
+            }
+            _ => None,
+        };
+        if !self.is("{")? {
+            self.rewind(before);
+            return Ok(None);
+        }
+        // A structure with a tag is known by it everywhere, as in C, and has no members outside.
+        let name = tag.unwrap_or_else(|| format!("{of}{INNER}{}", start.start));
+        let members = self.deeper(|parser| parser.members(&name, found))?;
+        let span = self.since(start);
+        found.push(Structure {
+            name: name.clone(),
+            is_union,
+            members,
+            span,
+        });
+        Ok(Some(TypeName {
+            base: format!("struct {name}"),
+            pointers: self.pointers()?,
+            span,
+        }))
+    }
+
+    /// Parses the width of a bit field.
+    fn bits(&mut self) -> Parsed<u64> {
+        let TokenKind::Number(bits @ 0..=64) = self.peek()?.kind else {
+            return Err(self.unexpected("a number of bits, up to 64"));
+        };
+        self.next()?;
+        Ok(bits)
     }
 
     /// Parses `[16]`.

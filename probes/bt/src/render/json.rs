@@ -107,6 +107,16 @@ fn of_value(value: &Value, dialect: Dialect, names: &dyn Names) -> String {
             let values = values.iter().map(|value| of_value(value, dialect, names));
             format!("[{}]", joined(values))
         }
+        Value::Record {
+            names: members,
+            items,
+        } => {
+            let members = members.iter().zip(items.iter()).map(|(name, item)| {
+                let name = string(name.as_bytes());
+                format!("{name}: {}", of_value(item, dialect, names))
+            });
+            format!("{{{}}}", joined(members))
+        }
         _ => string(&text_of(value, dialect, names)),
     }
 }

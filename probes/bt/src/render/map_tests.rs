@@ -21,7 +21,7 @@ fn aggregation(name: &str) -> Aggregation {
         "max" => Aggregation::Max,
         "avg" => Aggregation::Average,
         "stats" => Aggregation::Stats,
-        "hist" => Aggregation::PowerHistogram,
+        "hist" => Aggregation::PowerHistogram(0),
         "lhist" => RANGE,
         other => panic!("{other}"),
     }
@@ -39,6 +39,7 @@ fn run(dialect: Dialect, kind: MapKind, steps: &str) -> String {
     let declaration = MapDeclaration {
         name: "m".to_owned(),
         kind,
+        size: None,
     };
     let maps = Maps::new(vec![declaration], 2, dialect, 100);
     let mut out = Vec::new();
@@ -140,7 +141,7 @@ fn strict_histograms_are_shown_as_in_bt() {
     let half = format!("{}{}", "@".repeat(26), " ".repeat(26));
     for (kind, steps, expected) in [
         (
-            Aggregation::PowerHistogram,
+            Aggregation::PowerHistogram(0),
             "print; hist - 1; hist - 6; hist - 8; print; clear; print; zero; delete -; say empty; print",
             format!(
                 "@m:\n[0, 1)             1 |{half}|\n[4, 8)             2 |{full}|\n-- empty\n"
@@ -218,7 +219,7 @@ fn normal_histograms_are_shown_as_in_bpftrace() {
     assert_eq!(
         run(
             Dialect::Normal,
-            MapKind::Aggregation(Aggregation::PowerHistogram),
+            MapKind::Aggregation(Aggregation::PowerHistogram(0)),
             steps
         ),
         format!(

@@ -44,6 +44,7 @@ fn stacks(dialect: Dialect) -> Maps {
     let declarations = ["", "v"].map(|name| MapDeclaration {
         name: name.to_owned(),
         kind: MapKind::Scalar,
+        size: None,
     });
     let maps = Maps::new(declarations.to_vec(), 1, dialect, 100);
     let kernel = Value::KernelStack([0x1010, 0x2000].as_slice().into());
@@ -284,7 +285,7 @@ fn json_is_one_object_a_line() {
             r#"{"type": "stats", "data": {"@x": {"count": 3, "average": 4, "total": 13}}}"#,
         ),
         (
-            map(&[(&[], histogram(Buckets::Power, &[-1, 0, 5]))]),
+            map(&[(&[], histogram(Buckets::Power { bits: 0 }, &[-1, 0, 5]))]),
             r#"{"type": "hist", "data": {"@x": [{"max": -1, "count": 1}, {"min": 0, "max": 0, "count": 1}, {"min": 1, "max": 1, "count": 0}, {"min": 2, "max": 3, "count": 0}, {"min": 4, "max": 7, "count": 1}]}}"#,
         ),
         (

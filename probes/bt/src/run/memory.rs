@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::{Machine, count, numbers};
+use super::{Machine, count, number_names, numbers};
 use crate::program::Operation;
 use crate::value::Value;
 
@@ -107,6 +107,24 @@ impl Machine<'_> {
                 let found =
                     needle.is_empty() || haystack.windows(needle.len()).any(|part| part == needle);
                 Value::Int(found.into())
+            }
+            Operation::Find => {
+                let (needle, haystack) = (self.pop(), self.pop());
+                let (needle, haystack) = (text_of(&needle), text_of(&haystack));
+                let found = match needle.len() {
+                    0 => Some(0),
+                    length => haystack.windows(length).position(|part| part == needle),
+                };
+                Value::Int(found.and_then(|at| i64::try_from(at).ok()).unwrap_or(-1))
+            }
+            Operation::Concatenate => {
+                let (right, left) = (self.pop(), self.pop());
+                let both = [text_of(&left), text_of(&right)].concat();
+                Value::text(cut(&both, MOST_BYTES))
+            }
+            Operation::Text(kind) => {
+                let number = self.word().cast_signed();
+                text(&number_names::name_of(*kind, number))
             }
             Operation::SwapBytes(bytes) => {
                 let word = self.word();

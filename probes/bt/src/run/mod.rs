@@ -7,6 +7,7 @@
 
 mod memory;
 pub(crate) use memory::{MOST_BYTES, MOST_STRINGS};
+mod number_names;
 pub(crate) mod numbers;
 
 use std::sync::Arc;
@@ -40,8 +41,19 @@ pub(crate) struct Shared {
     pub(crate) began: u64,
     /// Set by `exit()`: no rule begins any more.
     pub(crate) exited: AtomicBool,
+    /// The status that `exit()` gave.
+    pub(crate) status: AtomicU64,
+    /// The number of vCPUs.
+    pub(crate) cpus: usize,
     pub(crate) faults: Faults,
     pub(crate) random: AtomicU64,
+}
+
+impl Shared {
+    /// Returns the status that the script gave to `exit()`.
+    pub(crate) fn exit_status(&self) -> u8 {
+        u8::try_from(self.status.load(Ordering::Relaxed)).unwrap_or(u8::MAX)
+    }
 }
 
 /// The errors in rules that ran.
@@ -255,10 +267,24 @@ impl Machine<'_> {
                 Some(tuple) => self.push(tuple),
                 None => return self.endless(),
             },
+            Operation::Record(names) => {
+                match self.take(names.len(), |items| Value::record(names, items)) {
+                    Some(record) => self.push(record),
+                    None => return self.endless(),
+                }
+            }
+            Operation::ByteOfText => {
+                let index = usize::try_from(self.word()).unwrap_or(usize::MAX);
+                let byte = match self.pop() {
+                    Value::Text(text) => text.get(index).copied(),
+                    _ => None,
+                };
+                self.push(Value::Int(byte.unwrap_or_default().into()));
+            }
             Operation::Item(index) => {
                 let tuple = self.pop();
                 let item = match &tuple {
-                    Value::Tuple(items) => items.get(*index).cloned(),
+                    Value::Tuple(items) | Value::Record { items, .. } => items.get(*index).cloned(),
                     _ => None,
                 };
                 self.push(item.unwrap_or(Value::ZERO));
@@ -277,7 +303,11 @@ impl Machine<'_> {
             }
             Operation::Return => return Next::End,
             Operation::Exit => {
-                shared.exited.store(true, Ordering::Relaxed);
+                let status = self.word();
+                // The first one counts: later ones of other vCPUs have no effect.
+                if !shared.exited.swap(true, Ordering::Relaxed) {
+                    shared.status.store(status & 0xff, Ordering::Relaxed);
+                }
                 return Next::End;
             }
             other => self.on_memory(other),
@@ -443,6 +473,7 @@ impl Machine<'_> {
             }
             Known::Task => numbers::unsigned(context.task()),
             Known::Random => Value::Int(self.random().into()),
+            Known::CpuCount => Value::Int(self.shared.cpus as i64),
             Known::ProgramCounter => numbers::unsigned(context.pc()),
             Known::Register(register) => numbers::unsigned(context.register(register)),
         }

@@ -19,7 +19,11 @@ pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
         Value::Unsigned(number) => i128::from(*number),
         Value::KernelSymbol(address) | Value::UserSymbol { address, .. } => i128::from(*address),
         Value::Text(text) => text_number(text),
-        Value::Bytes(_) | Value::Tuple(_) | Value::KernelStack(_) | Value::UserStack { .. } => 0,
+        Value::Bytes(_)
+        | Value::Tuple(_)
+        | Value::Record { .. }
+        | Value::KernelStack(_)
+        | Value::UserStack { .. } => 0,
     };
     match dialect {
         Dialect::Normal => found,
@@ -81,8 +85,8 @@ pub(super) fn unary(operator: UnaryOperator, operand: &Value, dialect: Dialect) 
             Value::Unsigned(word) => unsigned(!word),
             other => value(!number(other, dialect), dialect),
         },
-        // Compiled to a load.
-        UnaryOperator::Dereference => operand.clone(),
+        // Compiled to a load, and to an addition.
+        UnaryOperator::Dereference | UnaryOperator::Address => operand.clone(),
     }
 }
 
@@ -148,7 +152,9 @@ fn compare(left: &Value, right: &Value, dialect: Dialect) -> Ordering {
             let (l, r) = (cut(left), cut(right));
             left.get(..l).cmp(&right.get(..r))
         }
-        (Value::Tuple(_), Value::Tuple(_)) | (Value::Bytes(_), Value::Bytes(_)) => left.cmp(right),
+        (Value::Tuple(_), Value::Tuple(_))
+        | (Value::Record { .. }, Value::Record { .. })
+        | (Value::Bytes(_), Value::Bytes(_)) => left.cmp(right),
         _ => number(left, dialect).cmp(&number(right, dialect)),
     }
 }

@@ -6,6 +6,7 @@
 //! [`ScriptSession::finish`]. That disables the probes, drains the rest, runs END and prints the
 //! maps.
 
+mod limits;
 mod output;
 mod prepared;
 mod to_come;
@@ -81,6 +82,8 @@ fn program(
 pub struct ScriptStats {
     /// Hits of all its probes: those filtered out by predicates and processes, and those that ran.
     pub probes: ProbeStats,
+    /// The status that the script gave to `exit()`, 0 to 255.
+    pub exit_status: u8,
     /// The number of outputs dropped for want of room: records, snapshots of maps.
     pub lost_output: u64,
     /// The number of values for which a map had no room.
@@ -229,6 +232,7 @@ impl ScriptSession {
         let faults = &self.shared.faults;
         ScriptStats {
             probes: self.session.stats().probes,
+            exit_status: self.shared.exit_status(),
             lost_output: load(&faults.lost),
             lost_values: self.shared.maps.lost(),
             divisions_by_zero: load(&faults.divisions),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use super::to_come::ToCome;
-use super::{ScriptSession, output};
+use super::{ScriptSession, limits, output};
 use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
 use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
 use crate::context::Clock;
@@ -177,6 +177,7 @@ impl Prepared {
         vcpus: usize,
         clock: Clock,
     ) -> Result<Self, Vec<Diagnostic>> {
+        let options = &limits::of(script, options)?;
         let dialect = options.dialect;
         let resolved = resolve(script, finder, dialect)?;
         let mut compiler = Compiler::new(script, options, guest);
@@ -206,6 +207,8 @@ impl Prepared {
                 snapshots: Snapshots::default(),
                 began: clock.unix_ns(vmm::host_tsc()),
                 exited: AtomicBool::new(false),
+                status: AtomicU64::new(0),
+                cpus: vcpus,
                 faults: Faults::default(),
                 random: AtomicU64::new(clock.unix_ns),
             },
@@ -222,11 +225,12 @@ impl Prepared {
     }
 
     /// Runs BEGIN and END and passes on their output, and the maps: all that a script without
-    /// probes does.
-    pub fn run_alone(self, each: &mut dyn FnMut(Output)) {
+    /// probes does. Returns the status that it gave to `exit()`.
+    pub fn run_alone(self, each: &mut dyn FnMut(Output)) -> u8 {
         let shared = self.shared;
         output::run(&self.places.begin, "BEGIN", &shared, &self.clock, each);
         output::finish(&self.places.end, &self.printed, &shared, &self.clock, each);
+        shared.exit_status()
     }
 
     /// Runs BEGIN, then enables the probes, unless BEGIN has ended the script. `filter` selects the

@@ -109,7 +109,7 @@ impl Parser<'_> {
         self.expect(b'=')?;
         let gathered = match self.peek() {
             Token::Keyword(StrictWord::Hist) if !is_map => {
-                Some((Aggregation::PowerHistogram, Some(self.argument()?)))
+                Some((Aggregation::PowerHistogram(0), Some(self.argument()?)))
             }
             Token::Keyword(StrictWord::Lhist) if !is_map => {
                 let (value, aggregation) = self.linear_histogram()?;
