@@ -121,6 +121,38 @@ fn scripts_put_out_what_their_files_say() {
     }
 }
 
+/// Compares the output of each line of a table: a script's statements, a tab, and the lines that
+/// they put out, with `;` between. `#` begins a comment. There are at least `least` cases.
+fn compare_table(name: &str, least: usize, script: impl Fn(&str) -> String) {
+    let path = crate::test_data::source("probes/bt/src/tests").join(name);
+    let table = fs::read_to_string(path).unwrap();
+    let cases = table.lines().filter(|line| !line.starts_with('#'));
+    let (mut wrong, mut count) = (String::new(), 0);
+    for case in cases {
+        let (statements, expected) = case.split_once('\t').unwrap();
+        let found = outcome(script(statements).as_bytes(), "", Dialect::Normal);
+        let found = found.trim_end_matches('\n').replace('\n', ";");
+        count += 1;
+        if found != expected {
+            wrong += &format!("{statements}\t{found}\texpected: {expected}\n");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(count >= least, "{count} cases in {name}");
+}
+
+#[test]
+fn expressions_have_the_values_of_c_and_bpftrace() {
+    compare_table("values.txt", 500, |value| {
+        format!("BEGIN {{ print({value}); }}")
+    });
+}
+
+#[test]
+fn statements_put_out_what_bpftrace_does() {
+    compare_table("statements.txt", 80, |text| format!("BEGIN {{ {text} }}"));
+}
+
 #[test]
 fn what_comes_with_exotrace_is_read() {
     use crate::library::{SCRIPTS, TEXTS};

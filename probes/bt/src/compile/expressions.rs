@@ -109,7 +109,14 @@ impl RuleCompiler<'_, '_> {
                 if *operator != UnaryOperator::Not {
                     self.must_be_number(&operand_type, operand.span);
                 }
-                self.gives(Operation::Unary(*operator), Type::Number)
+                self.put(Operation::Unary(*operator));
+                match (operator, operand_type) {
+                    // A small number does not show that it is unsigned.
+                    (UnaryOperator::Complement, Type::Unsigned) if !self.is_strict() => {
+                        self.extend(8, false)
+                    }
+                    _ => Type::Number,
+                }
             }
             ExpressionKind::Binary(operator, left, right) => self.binary(*operator, left, right),
             ExpressionKind::Conditional {
