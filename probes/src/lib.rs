@@ -22,6 +22,7 @@ pub mod clock;
 mod doorbell;
 pub mod engine;
 pub mod event;
+pub mod foreign;
 pub mod json;
 pub mod kernel_view;
 pub mod merge;

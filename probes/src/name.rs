@@ -7,7 +7,10 @@
 //!
 //! Sources: dtrace(1), dt(4), SDT(9).
 
+use std::borrow::Cow;
 use std::fmt;
+
+use crate::foreign;
 
 /// The length of the longest pattern in bytes.
 const LONGEST: usize = 1024;
@@ -87,6 +90,8 @@ pub struct ProbePattern {
     pub function: String,
     /// See [`ProbeName::name`].
     pub name: String,
+    /// Whether the text is a name as bpftrace writes it.
+    pub is_foreign: bool,
 }
 
 impl ProbePattern {
@@ -105,25 +110,31 @@ impl ProbePattern {
             module: module.to_owned(),
             function: function.to_owned(),
             name: name.to_owned(),
+            is_foreign: false,
         };
+        if let Some([provider, module, function, name]) = foreign::parts(&parts) {
+            let module = match provider {
+                "kprobe" => module_name(module),
+                _ => module.into(),
+            };
+            return Ok(Self {
+                is_foreign: true,
+                ..of(provider, &module, function, name)
+            });
+        }
         match parts.as_slice() {
             [""] => Err(PatternError::Empty),
             [function] => Ok(of("", "", function, "")),
-            ["kretprobe" | "kr", function] => Ok(of("kprobe", "", function, "return")),
-            ["kprobe" | "k", function] => Ok(of("kprobe", "", function, "entry")),
             // A timer has no function: `profile:97` has only a rate.
             [provider @ ("profile" | "interval"), name] => Ok(of(provider, "", "", name)),
             [provider, function] => Ok(of(provider, "", function, "")),
-            ["uprobe" | "u", file, function] => Ok(of("uprobe", file, function, "entry")),
-            ["uretprobe" | "ur", file, function] => Ok(of("uprobe", file, function, "return")),
             [provider, function, name] => Ok(of(provider, "", function, name)),
             [provider, module, function, name] | [provider, module, function, name, ""] => {
-                // The kernel has underscores in names of modules, and its tools take both.
-                let is_word =
-                    matches!(*provider, "kprobe" | "tracepoint") && Self::is_exact(module);
-                match is_word {
-                    true => Ok(of(provider, &module.replace('-', "_"), function, name)),
-                    false => Ok(of(provider, module, function, name)),
+                match *provider {
+                    "kprobe" | "tracepoint" => {
+                        Ok(of(provider, &module_name(module), function, name))
+                    }
+                    _ => Ok(of(provider, module, function, name)),
                 }
             }
             _ => Err(PatternError::Parts {
@@ -162,6 +173,15 @@ impl ProbePattern {
     #[must_use]
     pub fn is_exact(part: &str) -> bool {
         !part.is_empty() && !part.contains(['*', '?', '['])
+    }
+}
+
+/// Returns the name of a kernel module. The kernel has underscores there, and its tools take dashes
+/// as well. A pattern stays as it is.
+fn module_name(module: &str) -> Cow<'_, str> {
+    match ProbePattern::is_exact(module) {
+        true => module.replace('-', "_").into(),
+        false => module.into(),
     }
 }
 

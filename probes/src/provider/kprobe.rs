@@ -204,13 +204,13 @@ pub fn unknown_functions(
 }
 
 /// Checks whether a name stands for no moment and no offset.
-pub(super) fn is_no_moment(name: &str) -> bool {
+pub(crate) fn is_no_moment(name: &str) -> bool {
     let moments = [Moment::Entry, Moment::Return];
     offset(name).is_none() && !moments.iter().any(|m| matches_part(name, m.name()))
 }
 
 /// Parses a name that is an offset.
-pub(super) fn offset(name: &str) -> Option<u64> {
+pub(crate) fn offset(name: &str) -> Option<u64> {
     let digits = name.strip_prefix('+').unwrap_or(name);
     match digits.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),

@@ -30,7 +30,9 @@ pub fn named(pattern: &ProbePattern) -> Option<&str> {
 #[must_use]
 pub fn to_come<'p>(view: &KernelView, pattern: &'p ProbePattern) -> Option<&'p str> {
     let name = named(pattern)?;
-    (!is_loaded(view, name) && view.reports_modules()).then_some(name)
+    // `kprobe:vfs_read:retrun` is a misspelt moment rather than a module.
+    let is_misspelt = pattern.is_foreign && is_function(view, name);
+    (!is_misspelt && !is_loaded(view, name) && view.reports_modules()).then_some(name)
 }
 
 fn is_loaded(view: &KernelView, name: &str) -> bool {
@@ -100,6 +102,9 @@ pub fn forms(view: &KernelView, pattern: &ProbePattern) -> Vec<Probe> {
 pub(super) fn hint(view: &KernelView, pattern: &ProbePattern) -> String {
     match named(pattern) {
         Some(name) if is_loaded(view, name) => String::new(),
+        Some(name) if is_function(view, name) => {
+            format!("; {name} is a function of the kernel, whose probes are entry and return")
+        }
         Some(name) => {
             format!("; the module {name} is not loaded, and this kernel cannot be watched for it")
         }
@@ -108,13 +113,16 @@ pub(super) fn hint(view: &KernelView, pattern: &ProbePattern) -> String {
     }
 }
 
+/// Checks whether a name is that of a function of the kernel.
+fn is_function(view: &KernelView, name: &str) -> bool {
+    let mut symbols = view.kernel.symbols.all_of(name);
+    symbols.any(|symbol| symbol.is_text())
+}
+
 /// Returns the addition for a pattern that may mean a module, as other tracers write it.
 fn other_form(pattern: &ProbePattern) -> String {
     let ProbePattern { function, name, .. } = pattern;
     match pattern.provider.as_str() {
-        kprobe::PROVIDER if kprobe::is_no_moment(name) => {
-            format!("; of a module, loaded or not, it is kprobe:{function}:{name}:entry")
-        }
         tracepoint::PROVIDER => {
             format!("; of a module that is not loaded, it is tracepoint:MODULE:{function}:{name}")
         }
@@ -229,10 +237,6 @@ mod tests {
     #[test]
     fn forms_of_other_tracers_are_told_apart() {
         for (pattern, expected) in [
-            (
-                "kprobe:brd:brd_init",
-                "; of a module, loaded or not, it is kprobe:brd:brd_init:entry",
-            ),
             (
                 "tracepoint:ext4:ext4_sync",
                 "; of a module that is not loaded, it is tracepoint:MODULE:ext4:ext4_sync",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use probes::event::EventKind;
 
 use super::types::{Member, MemoryType, Type};
-use super::{RuleCompiler, nearest, with};
+use super::{RuleCompiler, nearest, places, with};
 use crate::ast::{
     BinaryOperator, Builtin, Expression, ExpressionKind, Span, TypeName, UnaryOperator,
 };
@@ -166,6 +166,9 @@ impl RuleCompiler<'_, '_> {
                 _ => self.refuse(index.span, "args is indexed by a number, as in args[0]"),
             };
         }
+        if let Some(argument) = self.call_argument(of, index) {
+            return argument;
+        }
         let found = self.expression(of);
         if found == Type::Text {
             self.number(Some(index));
@@ -174,6 +177,27 @@ impl RuleCompiler<'_, '_> {
         match self.element_of(found, of.span, index) {
             Some(element) => self.access(element),
             None => Type::Any,
+        }
+    }
+
+    /// Compiles `args.args[N]` at a system call: its arguments by number, without types.
+    fn call_argument(&mut self, of: &Expression, index: &Expression) -> Option<Type> {
+        let ExpressionKind::Member {
+            of: owner, name, ..
+        } = &of.kind
+        else {
+            return None;
+        };
+        let is_meant = self.probe.is_system_call
+            && name == "args"
+            && owner.kind == ExpressionKind::Builtin(Builtin::Arguments);
+        match index.kind {
+            _ if !is_meant => None,
+            ExpressionKind::Number(number @ 0..6) => {
+                let number = usize::try_from(number).unwrap_or_default();
+                Some(self.gives(Operation::Known(Known::Argument(number)), Type::Unsigned))
+            }
+            _ => Some(self.refuse(index.span, "a system call has args.args[0] to args.args[5]")),
         }
     }
 
@@ -283,6 +307,10 @@ impl RuleCompiler<'_, '_> {
             let register = self.register_of(number);
             self.put(Operation::Known(Known::Argument(register)));
             return self.typed_as(&found.type_name);
+        }
+        if probe.is_system_call && places::CALL_NUMBERS.contains(&name) {
+            let number = probe.call_number.unwrap_or_default();
+            return self.quantity(number);
         }
         if name == "ret" && probe.kind == Some(EventKind::Return) {
             return self.gives(Operation::Known(Known::Returned), Type::Number);

@@ -9,7 +9,7 @@ mod blocks;
 mod calls;
 mod expressions;
 mod members;
-mod places;
+pub(crate) mod places;
 mod statements;
 mod types;
 mod variables;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use introspect::kernel::btf::Btf;
 use introspect::kernel::nearest::nearest as nearest_names;
 use probes::event::EventKind;
-use probes::probe::{Argument, Probe, Signature};
+use probes::probe::{Argument, Probe, Signature, Target};
 
 use crate::ast::{Aggregation, Dialect, Rule, Script, Span};
 use crate::diagnostic::Diagnostic;
@@ -87,6 +87,8 @@ impl Default for Options {
 pub(crate) struct ProbeKindInfo {
     /// The kind of event; `None` for BEGIN and END.
     pub(crate) kind: Option<EventKind>,
+    /// The number of the system call; it is known for rules that ask for it.
+    pub(crate) call_number: Option<u64>,
     pub(crate) is_system_call: bool,
     pub(crate) arguments: Vec<Argument>,
     pub(crate) returns: Option<String>,
@@ -94,10 +96,14 @@ pub(crate) struct ProbeKindInfo {
 }
 
 impl ProbeKindInfo {
-    pub(crate) fn of(probe: &Probe) -> Self {
+    pub(crate) fn of(probe: &Probe, with_number: bool) -> Self {
         let Signature { arguments, returns } = probe.signature.clone().unwrap_or_default();
         Self {
             kind: Some(probe.kind()),
+            call_number: match probe.target {
+                Target::SystemCall { number, .. } if with_number => Some(number.into()),
+                _ => None,
+            },
             is_system_call: probe.name.provider == probes::provider::system_calls::PROVIDER,
             arguments,
             returns,

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use crate::ast::{
-    Aggregation, Expression, ExpressionKind, Function, Lvalue, LvalueKind, Script, Statement,
-    StatementKind,
+    Aggregation, Builtin, Expression, ExpressionKind, Function, Lvalue, LvalueKind, Rule, Script,
+    Statement, StatementKind,
 };
 use crate::walk::{below, expressions, of_rule, statements_of_rule};
 
@@ -46,6 +46,22 @@ pub(super) fn options(script: &Script) -> HashSet<&[u8]> {
         });
     }
     names
+}
+
+/// The names by which tracepoints of system calls have the number of the call.
+pub(crate) const CALL_NUMBERS: [&str; 3] = ["__syscall_nr", "nr", "id"];
+
+/// Checks whether a rule asks for the number of a system call.
+pub(crate) fn asks_for_number(rule: &Rule) -> bool {
+    let mut asks = false;
+    of_rule(rule, &mut |of| {
+        below(of, &mut |part| {
+            asks |= matches!(&part.kind, ExpressionKind::Member { of, name, .. }
+                if of.kind == ExpressionKind::Builtin(Builtin::Arguments)
+                    && CALL_NUMBERS.contains(&name.as_str()));
+        });
+    });
+    asks
 }
 
 fn written(statement: &Statement, found: Found<'_>) {

@@ -1,6 +1,6 @@
 //! Parses rules, and the other parts at the outermost level of a script.
 
-use super::timers::timer;
+use super::timers::{event, timer};
 use super::{Parsed, Parser};
 use crate::ast::{MapSize, ProbeKind, ProbeSpec, Rule, Script};
 use crate::diagnostic::Diagnostic;
@@ -237,7 +237,7 @@ impl Parser<'_> {
         let kind = match text {
             "BEGIN" | "begin" | "dtrace:::BEGIN" => ProbeKind::Begin,
             "END" | "end" | "dtrace:::END" => ProbeKind::End,
-            _ => match timer(text) {
+            _ => match timer(text).or_else(|| event(text)) {
                 Some(timer) => timer.unwrap_or_else(|message| {
                     self.report(Diagnostic::new(span, message));
                     ProbeKind::Pattern(text.to_owned())

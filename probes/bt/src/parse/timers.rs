@@ -36,6 +36,39 @@ pub fn timer(text: &str) -> Option<Result<ProbeKind, String>> {
     )
 }
 
+/// Returns the probe for `software:EVENT:COUNT` and `hardware:EVENT:COUNT` of bpftrace. Each event
+/// is a hit here, so the count may only be 1. It is `None` if `text` is no such event.
+///
+/// # Errors
+/// A sentence if nothing of a guest has that meaning.
+pub fn event(text: &str) -> Option<Result<ProbeKind, String>> {
+    let (provider, rest) = text.split_once(':')?;
+    let (event, count) = rest.split_once(':').unwrap_or((rest, ""));
+    let instead = match (provider, event) {
+        ("software" | "s", "page-faults" | "faults") => "kprobe:handle_mm_fault",
+        ("software" | "s", "context-switches" | "cs") => "tracepoint:sched:sched_switch",
+        ("software" | "s", "cpu-migrations") => "tracepoint:sched:sched_migrate_task",
+        ("software" | "s", _) => {
+            return Some(Err(format!(
+                "no event {event:?} of a guest; known are page-faults, context-switches and cpu-migrations; for time take profile:hz:99"
+            )));
+        }
+        ("hardware" | "h", _) => {
+            return Some(Err(
+                "a guest has no hardware counters; for samples of its work take profile:hz:99"
+                    .to_owned(),
+            ));
+        }
+        _ => return None,
+    };
+    Some(match count {
+        "" | "1" => Ok(ProbeKind::Pattern(instead.to_owned())),
+        _ => Err(format!(
+            "{event} is seen each time: write {provider}:{event}:1, and count in the rule"
+        )),
+    })
+}
+
 /// Returns the number of a timer after a check by `provider`.
 fn checked(provider: &str, unit: &str, number: &str) -> Result<u64, String> {
     if !UNITS.contains(&unit) {
@@ -55,5 +88,31 @@ fn checked(provider: &str, unit: &str, number: &str) -> Result<u64, String> {
         _ => Err(format!(
             "Number is out of range: {number} {unit}; a timer ticks {FASTEST} times a second at most, and once in 100 years at least"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn events_are_probes_of_the_guest() {
+        for (text, expected) in [
+            ("software:faults:1", Some("kprobe:handle_mm_fault")),
+            ("s:cs:", Some("tracepoint:sched:sched_switch")),
+            (
+                "software:cpu-migrations",
+                Some("tracepoint:sched:sched_migrate_task"),
+            ),
+            ("software:page-faults:100", None),
+            ("software:cpu-clock:1", None),
+            ("hardware:cache-misses:1000", None),
+        ] {
+            let found = event(text).unwrap().ok();
+            let expected = expected.map(|text| ProbeKind::Pattern(text.to_owned()));
+            assert_eq!(found, expected, "{text}");
+        }
+        assert_eq!(event("kprobe:vfs_read"), None);
     }
 }

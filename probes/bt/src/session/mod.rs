@@ -68,11 +68,12 @@ fn program(
     clock: Clock,
     probe: &Probe,
     codes: Vec<Arc<Code>>,
+    is_foreign: bool,
 ) -> Arc<dyn Program> {
     Arc::new(ScriptProgram {
         shared: shared.clone(),
         codes,
-        texts: texts(&probe.name, shared.dialect),
+        texts: texts(&probe.name, shared.dialect, is_foreign),
         clock,
     })
 }
@@ -158,11 +159,11 @@ impl ScriptSession {
         let (shared, clock, to_come) = (&self.shared, self.clock, &self.to_come);
         let (probes, filter) = (&mut self.probes, &self.filter_to_come);
         look(&mut modules, &mut self.session, &mut |session, probe| {
-            let codes = codes_for(to_come.iter(), &probe);
+            let (codes, is_foreign) = codes_for(to_come.iter(), &probe);
             if codes.is_empty() {
                 return Ok(None);
             }
-            let program = program(shared, clock, &probe, codes);
+            let program = program(shared, clock, &probe, codes, is_foreign);
             let number = session.enable_program(&probe, filter.clone(), program)?;
             probes.push(probe);
             Ok(Some(number))
@@ -170,9 +171,9 @@ impl ScriptSession {
         self.modules = Some(modules);
     }
 
-    /// Makes the program of a probe.
-    fn program(&self, probe: &Probe, codes: Vec<Arc<Code>>) -> Arc<dyn Program> {
-        program(&self.shared, self.clock, probe, codes)
+    /// Makes the program of a probe, which may be named as bpftrace does.
+    fn program(&self, probe: &Probe, codes: Vec<Arc<Code>>, is_foreign: bool) -> Arc<dyn Program> {
+        program(&self.shared, self.clock, probe, codes, is_foreign)
     }
 
     /// Checks whether the script has ended itself.

@@ -1,6 +1,7 @@
 //! A script before it runs: finds its probes and compiles its rules for them.
 
 use probes::engine::{EnableError, Engine, Filter, RingSize, SessionError};
+use probes::foreign;
 use probes::module_probes::ModuleProbes;
 use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Probe, Target};
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use super::to_come::ToCome;
 use super::{ScriptSession, limits, output};
 use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
+use crate::compile::places::asks_for_number;
 use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
 use crate::context::Clock;
 use crate::diagnostic::Diagnostic;
@@ -72,6 +74,8 @@ struct Wanted {
     /// Whether a pattern names this probe and does not just match it: it is then an error if it
     /// cannot be enabled.
     must: bool,
+    /// Whether it is named as bpftrace does, by one of its patterns.
+    is_foreign: bool,
 }
 
 /// The rules, compiled for their probes.
@@ -89,6 +93,7 @@ struct Places {
 impl Places {
     fn compile(&mut self, rule: &Rule, resolved: &Resolved<'_>, compiler: &mut Compiler<'_>) {
         let mut compiled: HashMap<ProbeKindInfo, Arc<Code>> = HashMap::new();
+        let with_number = asks_for_number(rule);
         for spec in &rule.probes {
             let pattern = match &spec.kind {
                 ProbeKind::Begin => {
@@ -103,27 +108,36 @@ impl Places {
                 }
                 ProbeKind::Pattern(pattern) => pattern,
             };
-            let must = ProbePattern::parse(pattern).is_ok_and(|pattern| pattern.is_one());
+            let parsed = ProbePattern::parse(pattern);
+            let must = parsed.as_ref().is_ok_and(ProbePattern::is_one);
+            let is_foreign = parsed.is_ok_and(|pattern| pattern.is_foreign);
             let Some(found) = resolved.get(pattern.as_str()) else {
                 continue;
             };
             for probe in &found.probes {
                 let code = compiled
-                    .entry(ProbeKindInfo::of(probe))
+                    .entry(ProbeKindInfo::of(probe, with_number))
                     .or_insert_with_key(|kind| Arc::new(compiler.rule(rule, kind)));
                 match found.to_come {
                     true => self.to_come.push(ToCome {
                         form: probe.clone(),
                         code: code.clone(),
+                        is_foreign,
                     }),
-                    false => self.add(probe, code, must),
+                    false => {
+                        if let Some(wanted) = self.add(probe, code) {
+                            wanted.must |= must;
+                            wanted.is_foreign |= is_foreign;
+                        }
+                    }
                 }
             }
         }
     }
 
-    /// Adds a rule's code to a probe: once, however many of its patterns match the probe.
-    fn add(&mut self, probe: &Probe, code: &Arc<Code>, must: bool) {
+    /// Adds a rule's code to a probe: once, however many of its patterns match the probe. Returns
+    /// the probe.
+    fn add(&mut self, probe: &Probe, code: &Arc<Code>) -> Option<&mut Wanted> {
         let same = self.named.entry(probe.name.clone()).or_default();
         let at = same.iter().copied().find(|at| {
             let known = self.probes.get(*at);
@@ -134,16 +148,16 @@ impl Places {
             self.probes.push(Wanted {
                 probe: probe.clone(),
                 codes: Vec::new(),
-                must,
+                must: false,
+                is_foreign: false,
             });
             self.probes.len() - 1
         });
-        if let Some(wanted) = self.probes.get_mut(at) {
-            wanted.must |= must;
-            if !wanted.codes.iter().any(|known| Arc::ptr_eq(known, code)) {
-                wanted.codes.push(code.clone());
-            }
+        let wanted = self.probes.get_mut(at)?;
+        if !wanted.codes.iter().any(|known| Arc::ptr_eq(known, code)) {
+            wanted.codes.push(code.clone());
         }
+        Some(wanted)
     }
 }
 
@@ -274,8 +288,11 @@ impl Prepared {
         if running.has_exited() {
             return Ok(running);
         }
-        for Wanted { probe, codes, must } in probes {
-            let program = running.program(&probe, codes);
+        for wanted in probes {
+            let Wanted {
+                probe, codes, must, ..
+            } = wanted;
+            let program = running.program(&probe, codes, wanted.is_foreign);
             let filter = match &probe.target {
                 // It belongs to no process.
                 Target::Timer {
@@ -370,13 +387,16 @@ fn resolve<'s>(
 fn kinds_of(rule: &Rule, resolved: &Resolved<'_>) -> Vec<ProbeKindInfo> {
     let mut kinds = Vec::new();
     let mut seen = HashSet::new();
+    let with_number = asks_for_number(rule);
     for spec in &rule.probes {
         let found = match &spec.kind {
             ProbeKind::Begin | ProbeKind::End => vec![ProbeKindInfo::default()],
             ProbeKind::Pattern(pattern) => {
                 let found = resolved.get(pattern.as_str()).into_iter();
                 let probes = found.flat_map(|found| &found.probes);
-                probes.map(ProbeKindInfo::of).collect()
+                probes
+                    .map(|probe| ProbeKindInfo::of(probe, with_number))
+                    .collect()
             }
         };
         for kind in found {
@@ -406,6 +426,8 @@ fn assigned(script: &Script) -> Vec<&str> {
 /// Returns an upper bound of the length in bytes of the longest of [`texts`]. The parts of a probe
 /// to come may be patterns for longer ones.
 fn longest_text(name: &ProbeName) -> usize {
+    /// The number of bytes by which a name of bpftrace may be longer.
+    const FOREIGN: usize = 16;
     /// The longest name of a function in bytes (`KSYM_NAME_LEN`).
     const LONGEST_NAME: usize = 512;
     let ProbeName {
@@ -419,19 +441,21 @@ fn longest_text(name: &ProbeName) -> usize {
         false => part.len().max(LONGEST_NAME),
     };
     let parts = [provider, module, function, name].map(|part| longest(part) + 1);
-    parts.iter().sum()
+    // `tracepoint:syscalls:sys_enter_X` is longer than `syscall::X:entry`.
+    parts.iter().sum::<usize>() + FOREIGN
 }
 
-/// Returns `probe` and `func` at a probe.
-pub(super) fn texts(name: &ProbeName, dialect: Dialect) -> ProbeTexts {
+/// Returns `probe` and `func` at a probe, which a pattern may have named as bpftrace does.
+pub(super) fn texts(named: &ProbeName, dialect: Dialect, is_foreign: bool) -> ProbeTexts {
     let ProbeName {
         provider,
         function,
         name: last,
         ..
-    } = name;
+    } = named;
     let whole = match dialect {
-        Dialect::Normal => name.to_string(),
+        Dialect::Normal if is_foreign => foreign::shown(named),
+        Dialect::Normal => named.to_string(),
         Dialect::Strict => format!("{provider}:{function}:{last}"),
     };
     ProbeTexts {
@@ -531,7 +555,7 @@ mod tests {
             ("ext4", "brd_init", Moment::Entry, 0),
         ] {
             let probe = of_module(module, function, moment);
-            let found = codes_for(prepared.places.to_come.iter(), &probe);
+            let (found, _) = codes_for(prepared.places.to_come.iter(), &probe);
             assert_eq!(found.len(), codes, "{}", probe.name);
         }
         // The name that is printed may be as long as the kernel allows.

@@ -15,6 +15,8 @@ pub(super) struct ToCome {
     /// The kind. A part of its name may be a pattern.
     pub(super) form: Probe,
     pub(super) code: Arc<Code>,
+    /// Whether the pattern names it as bpftrace does.
+    pub(super) is_foreign: bool,
 }
 
 impl ToCome {
@@ -29,16 +31,19 @@ impl ToCome {
     }
 }
 
-/// Returns the code for a probe of a module that has come: each rule's once, in their order.
+/// Returns the code for a probe of a module that has come: each rule's once, in their order. Also
+/// returns whether a pattern names it as bpftrace does.
 pub(super) fn codes_for<'c>(
     to_come: impl Iterator<Item = &'c ToCome>,
     probe: &Probe,
-) -> Vec<Arc<Code>> {
+) -> (Vec<Arc<Code>>, bool) {
     let mut codes: Vec<Arc<Code>> = Vec::new();
+    let mut is_foreign = false;
     for wanted in to_come.filter(|wanted| wanted.fits(probe)) {
+        is_foreign |= wanted.is_foreign;
         if !codes.iter().any(|known| Arc::ptr_eq(known, &wanted.code)) {
             codes.push(wanted.code.clone());
         }
     }
-    codes
+    (codes, is_foreign)
 }
