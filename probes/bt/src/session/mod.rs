@@ -6,6 +6,7 @@
 //! [`ScriptSession::finish`]. That disables the probes, drains the rest, runs END and prints the
 //! maps.
 
+mod arguments;
 mod limits;
 mod output;
 mod prepared;

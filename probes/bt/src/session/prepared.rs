@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use super::to_come::ToCome;
-use super::{ScriptSession, limits, output};
+use super::{ScriptSession, arguments, limits, output};
 use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
 use crate::compile::places::asks_for_number;
 use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
@@ -191,6 +191,7 @@ impl Prepared {
         vcpus: usize,
         clock: Clock,
     ) -> Result<Self, Vec<Diagnostic>> {
+        let script = &*arguments::placed(script, &options.arguments)?;
         let options = &limits::of(script, options)?;
         let dialect = options.dialect;
         let resolved = resolve(script, finder, dialect)?;
