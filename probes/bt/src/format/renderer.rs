@@ -151,7 +151,13 @@ impl<'a> Renderer<'a> {
     /// Returns the byte that `%c` shows.
     fn byte(&mut self) -> u8 {
         match self.dialect {
-            Dialect::Strict => self.text().first().copied().unwrap_or(0),
+            // Since 2024 a number is the character of that code, as in C.
+            Dialect::Strict => match self.arguments.next() {
+                Some(Value::Int(number)) => number.to_le_bytes()[0],
+                Some(Value::Unsigned(number)) => number.to_le_bytes()[0],
+                Some(other) => self.text_of(other).first().copied().unwrap_or(0),
+                None => 0,
+            },
             Dialect::Normal => self.number().to_le_bytes()[0],
         }
     }

@@ -167,7 +167,7 @@ fn strict_formats_convert_text() {
                 "18446744073709551615 15",
             ),
             // A byte is the first of the text, also of a number's.
-            ("[%c] [%3c]", &[text("xyz"), int(65)], "[x] [  6]"),
+            ("[%c] [%3c]", &[text("xyz"), int(65)], "[x] [  A]"),
             (
                 "[%5s] [%-5s] [%.2s]",
                 &[text("abc"), int(42), text("xyz")],

@@ -10,7 +10,7 @@ use crate::value::Value;
 
 /// The number of bytes that `str` returns and comparisons use in the strict dialect: OpenBSD's
 /// limit for a string argument.
-pub(crate) const STRICT_TEXT: usize = 63;
+pub(crate) const STRICT_TEXT: usize = 127;
 
 /// Returns the number in a value: its address if it has one, 0 if it is no number.
 pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn texts_are_compared_as_bytes_and_count_as_bt_says() {
         use BinaryOperator::*;
-        let (short, long) = (vec![b'x'; 63], vec![b'x'; 64]);
+        let (short, long) = (vec![b'x'; 127], vec![b'x'; 128]);
         for (dialect, expected) in [(Dialect::Normal, 0), (Dialect::Strict, 1)] {
             let found = binary(Equal, &Value::text(&short), &Value::text(&long), dialect);
             assert_eq!(found, Ok(Value::Int(expected)));
