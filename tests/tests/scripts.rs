@@ -54,6 +54,35 @@ const AT_CALLS: &[Case] = &[
         &["2310 0", "@n: 10"],
     ),
     (
+        r#"tracepoint:syscalls:sys_enter_getppid /@n++ == 0/ {
+            printf("%s %d %d\n", probe, args.__syscall_nr, usermode);
+        }"#,
+        &["tracepoint:syscalls:sys_enter_getppid 110 0", "@n: 10"],
+    ),
+    (
+        "t:syscalls:sys_exit_getppid { @[probe, args.ret] = count(); }",
+        &["@[tracepoint:syscalls:sys_exit_getppid, $1]: 10"],
+    ),
+    (
+        r#"tracepoint:raw_syscalls:sys_enter /args.id == 110 && comm == "syscount"/ { @ = count(); }"#,
+        &["@: 10"],
+    ),
+    (
+        "fentry:__x64_sys_getppid { @[probe] = count(); } fexit:vmlinux:__x64_sys_getppid { @[probe] = count(); }",
+        &[
+            "@[kprobe:__x64_sys_getppid]: 10",
+            "@[kretprobe:__x64_sys_getppid]: 10",
+        ],
+    ),
+    (
+        r#"macro first(task) { str(&task->comm[3]) }
+        syscall::getppid:entry /@n++ == 0/ {
+            printf("%d %d %d %d\n", pid(curr_ns), tid(curr_ns), pid(init), ncpus);
+            printf("%s %d %s %d\n", comm(curtask), ppid(curtask), first(curtask), jiffies > 0);
+        }"#,
+        &["$2 $2 $2 1", "syscount $1 count 1", "@n: 10"],
+    ),
+    (
         "syscall::getppid:entry { if (++@n == 5) { exit(); } }",
         &["@n: 5"],
     ),
