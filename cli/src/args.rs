@@ -14,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use vmm::machine::DiskConfig;
 
+use crate::commands::top::Kind as TopKind;
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
@@ -86,6 +87,9 @@ pub enum Command {
     Read(Box<Read>),
     /// Show a running machine's trace devices as files in a folder
     Mount(Mount),
+    /// Show a running guest's busiest processes, system calls, files or connections, or a script's
+    /// maps, each second
+    Top(Top),
     /// List the scripts that come with exotrace, or print one; `trace NAME.bt` runs it
     Scripts(Scripts),
     /// Print a completion script for a shell
@@ -425,6 +429,32 @@ impl Trace {
         let given = given.into_iter().filter(|(_, given)| *given);
         given.map(|(name, _)| name).collect()
     }
+}
+
+/// Options of `top`.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// The machine
+    #[command(flatten)]
+    pub which: VmSelector,
+    /// What the rows are
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "processes")]
+    pub by: TopKind,
+    /// Show the maps of numbers of this script
+    #[arg(short = 'e', long = "execute", value_name = "PROGRAM")]
+    pub program: Option<String>,
+    /// Print lines on a terminal, too
+    #[arg(long)]
+    pub plain: bool,
+    /// The number of rows printed each second where there is no terminal
+    #[arg(long, value_name = "ROWS", default_value_t = 10)]
+    pub lines: usize,
+    /// Print lines for this long, and end
+    #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
+    pub duration: Option<Duration>,
+    /// Show the maps of numbers of the script in this file
+    #[arg(value_name = "FILE", conflicts_with = "program")]
+    pub file: Option<String>,
 }
 
 /// Options of `scripts`.

@@ -87,6 +87,6 @@ for file in "$scripts"/*.bt; do
         failed="$failed $name"
     fi
 done
-exotrace stop m
+exotrace stop --vm m
 wait $machine
 echo "$ran ran; not:${failed:- none}"

@@ -92,3 +92,36 @@ fn a_restored_machine_ends_with_its_script() {
     assert!(ended.stdout.starts_with("sh writes "), "{ended:?}");
     assert_eq!(ended.stdout.lines().count(), 1, "{ended:?}");
 }
+
+#[test]
+fn the_busiest_calls_and_a_scripts_maps_are_shown() {
+    let host = host!();
+    let mut guest = Watched::new(host);
+    guest.run("(while :; do syscount 50; done) > /dev/null 2>&1 &");
+    let script = "syscall::getppid:entry { @calls[comm] = count(); }";
+    for (words, titles, row) in [
+        (
+            ["top", "--by", "calls", "--for", "1", "--lines", "1000"].as_slice(),
+            ["CALL", "CALLS/s", "MEAN", "us", "FAILED/s"].as_slice(),
+            "getppid",
+        ),
+        (
+            &["top", "--for", "1", "-e", script],
+            &["KEY", "@calls"],
+            "syscount",
+        ),
+    ] {
+        let ended = guest.ask(words);
+        assert_eq!(ended.status, 0, "{ended:?}");
+        let mut lines = ended.stdout.lines();
+        let first: Vec<&str> = lines
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect();
+        assert_eq!(first, titles, "{ended:?}");
+        let row = lines.find(|line| line.split_whitespace().next() == Some(row));
+        let number = row.and_then(|row| row.split_whitespace().nth(1)?.parse::<u64>().ok());
+        assert!(number.is_some_and(|number| number > 0), "{ended:?}");
+    }
+}

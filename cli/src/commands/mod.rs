@@ -15,6 +15,7 @@ mod remote;
 mod run;
 mod script;
 pub mod script_output;
+pub(crate) mod top;
 mod trace;
 pub mod trace_output;
 
@@ -45,6 +46,7 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::List(args) => trace::list(args),
         Command::Scripts(args) => script::scripts(&args),
         Command::Trace(args) => trace::trace(*args),
+        Command::Top(args) => top::top(args),
         Command::Ctl(args) => ctl::ctl(args),
         Command::Read(args) => read::read(*args),
         Command::Mount(args) => mount::mount(args),

@@ -95,9 +95,8 @@ pub(super) fn start(
         let _ = closing.shutdown(Shutdown::Write);
     });
     let lines = Lines {
-        stream: BufReader::new(stream),
-        text: Vec::new(),
         duration,
+        ..Lines::of(stream)
     };
     Ok((lines, signals))
 }
@@ -111,6 +110,15 @@ pub(super) struct Lines {
 }
 
 impl Lines {
+    /// Reads the lines of a connection.
+    pub(super) fn of(stream: UnixStream) -> Self {
+        Self {
+            stream: BufReader::new(stream),
+            text: Vec::new(),
+            duration: None,
+        }
+    }
+
     /// Waits for the next line and returns it.
     pub(super) fn next<L: DeserializeOwned>(&mut self) -> Result<L, Failure> {
         self.text.clear();

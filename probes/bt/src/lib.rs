@@ -43,6 +43,6 @@ mod test_data;
 pub mod time;
 pub mod value;
 mod value_text;
-mod walk;
+pub mod walk;
 
 pub use context::Clock;
