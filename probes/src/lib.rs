@@ -8,6 +8,7 @@
 //! * [`name`], [`probe`], [`provider`]: probes and their names.
 //! * [`engine`]: probes armed in the guest, the hit path, sessions.
 //! * [`module_probes`]: probes of modules that come and go.
+//! * [`fields`]: the formatted fields of tracepoints' events.
 //! * [`event`], [`ring`], [`merge`]: records of hits, and their way off the vCPU's thread in time
 //!   order. [`clock`]: their time of day.
 //! * [`kernel_view`]: the engine's facts about the running kernel.
@@ -23,6 +24,7 @@ mod doorbell;
 pub mod engine;
 pub mod event;
 pub mod foreign;
+pub mod fields;
 pub mod json;
 pub mod kernel_view;
 pub mod merge;

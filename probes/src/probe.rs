@@ -9,6 +9,7 @@ use introspect::user::static_probes::SiteArgument;
 use introspect::{Gpa, Gva};
 
 use crate::event::EventKind;
+use crate::fields::{Field, RecordText};
 use crate::name::ProbeName;
 
 /// An argument according to the guest's types.
@@ -61,6 +62,18 @@ impl Probe {
     #[must_use]
     pub fn kind(&self) -> EventKind {
         self.target.kind()
+    }
+
+    /// Returns the formatted fields of a tracepoint's event.
+    #[must_use]
+    pub fn fields(&self) -> &[Field] {
+        match &self.target {
+            Target::Tracepoint(TracepointText {
+                record: Some(record),
+                ..
+            }) => &record.fields,
+            _ => &[],
+        }
     }
 }
 
@@ -141,6 +154,8 @@ pub struct TracepointText {
     pub listeners: Gva,
     /// The tracepoint's own structure: mapped memory that stands in for listeners.
     pub structure: Gva,
+    /// The record that the kernel writes for the tracepoint's event, if it has one.
+    pub record: Option<RecordText>,
 }
 
 /// A place in a program's text.

@@ -272,6 +272,12 @@ pub fn tell(counts: &Counts, verbose: bool) {
         }
     }
     tell_given_up(&counts.given_up);
+    if counts.failed_fields > 0 {
+        let count = counts.failed_fields;
+        say(format_args!(
+            "{count} reads of tracepoints' fields gave 0: the kernel's code for them could not be followed"
+        ));
+    }
     if verbose && counts.failed_reads > 0 {
         let count = counts.failed_reads;
         say(format_args!(

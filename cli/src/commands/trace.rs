@@ -258,10 +258,14 @@ pub fn list(args: args::List) -> Result<(), Failure> {
             false => {
                 let arguments = probe.arguments.as_ref();
                 let shown = arguments.map_or_else(String::new, |a| format!(" ({})", a.join(", ")));
+                let fields = match probe.fields.as_slice() {
+                    [] => String::new(),
+                    fields => format!(" {{{}}}", fields.join(", ")),
+                };
                 let returns = probe.returns.as_ref();
                 let returns = returns.map_or_else(String::new, |r| format!(" -> {r}"));
                 // Names come from the guest's files.
-                let line = printable(&format!("{}{shown}{returns}", probe.name));
+                let line = printable(&format!("{}{shown}{fields}{returns}", probe.name));
                 writeln!(out, "{line}").to_output()?;
             }
         }

@@ -142,6 +142,9 @@ pub struct ListedProbe {
     /// The arguments as C declares them, if they are known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub arguments: Option<Vec<String>>,
+    /// The formatted fields of a tracepoint's event as C declares them, if it has any.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub fields: Vec<String>,
     /// The return type.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub returns: Option<String>,

@@ -96,6 +96,8 @@ pub struct Counts {
     pub divisions_by_zero: u64,
     /// The reads of memory that was not present.
     pub failed_reads: u64,
+    /// The reads of formatted fields of tracepoints whose record could not be made.
+    pub failed_fields: u64,
     /// The runs ended because they took too many steps.
     pub endless: u64,
     /// The timer ticks that came too late and were joined with the one before. All traces of the

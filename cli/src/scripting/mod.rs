@@ -136,6 +136,7 @@ impl Job {
             lost_values: stats.lost_values,
             divisions_by_zero: stats.divisions_by_zero,
             failed_reads: stats.failed_reads,
+            failed_fields: stats.failed_fields,
             endless: stats.endless,
             joined_ticks,
             exit_status: stats.exit_status,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use introspect::memory_budget::{self, Purpose};
 use probes::engine::Engine;
+use probes::fields::Field;
 use probes::name::ProbePattern;
 use probes::provider;
 
@@ -104,7 +105,9 @@ fn list(vm: &Vm, pattern: &str) -> Result<Vec<ListedProbe>, RequestError> {
                 .to_owned()
         };
         let arguments = probe.signature.as_ref();
+        let fields = probe.fields().iter().map(Field::declaration);
         ListedProbe {
+            fields: fields.collect(),
             name: probe.name.to_string(),
             arguments: arguments.map(|s| s.arguments.iter().map(argument).collect()),
             returns: probe.signature.and_then(|s| s.returns),

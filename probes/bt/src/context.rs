@@ -21,6 +21,8 @@ pub(crate) trait Context {
     fn task(&self) -> u64;
     fn pc(&self) -> u64;
     fn argument(&self, number: usize) -> u64;
+    /// Checks whether there is a record of the tracepoint's event. If not, its bytes read as 0.
+    fn has_record(&self) -> bool;
     fn returned(&self) -> Option<u64>;
     fn register(&self, register: &Register) -> u64;
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
@@ -74,6 +76,10 @@ impl Context for AtHit<'_> {
             .get(number)
             .copied()
             .unwrap_or_default()
+    }
+
+    fn has_record(&self) -> bool {
+        self.hit.has_record()
     }
 
     fn returned(&self) -> Option<u64> {
@@ -158,6 +164,10 @@ impl Context for Here {
 
     fn argument(&self, _: usize) -> u64 {
         0
+    }
+
+    fn has_record(&self) -> bool {
+        false
     }
 
     fn returned(&self) -> Option<u64> {

@@ -213,6 +213,8 @@ pub(crate) enum Known {
     /// The returned value, but -1 for an error of a system call, as in bt(5).
     ReturnedOrMinusOne,
     Task,
+    /// The address of the record of a tracepoint's event.
+    Record,
     Random,
     ProgramCounter,
     CpuCount,

@@ -405,19 +405,31 @@ impl HitPath {
         if !self.admits(hit, probe) {
             return;
         }
-        let found = tracepoint::arguments(cpu, &plan.text, hit.address, target);
-        let arguments = match found {
-            Ok(Some(arguments)) => arguments,
+        let found = tracepoint::call(cpu, &plan.text, hit.address, target);
+        let (arguments, call) = match found {
+            Ok(Some(call)) => (call.arguments, Some(call)),
             // The kernel would have called no listener.
             Ok(None) => return,
             Err(error) => {
                 log::debug!("tracepoint at {}: {error}", hit.address);
                 count(&self.counters.without_arguments);
-                [0; MAX_ARGUMENTS]
+                ([0; MAX_ARGUMENTS], None)
+            }
+        };
+        let call = Cell::new(call);
+        let record = || {
+            let record = call.take()?.record(plan.text.record.as_ref()?);
+            match record {
+                Ok(record) => Some(record),
+                Err(error) => {
+                    log::debug!("record of the tracepoint at {}: {error}", hit.address);
+                    None
+                }
             }
         };
         let fired = HitData {
             arguments: &arguments,
+            record: Some(&record),
             ..HitData::at(pc)
         };
         self.fire_admitted(hit, probe, &fired);

@@ -5,7 +5,9 @@
 //! results into the session's ring as words of its own.
 //! [`Session::drain_records`](super::Session::drain_records) returns them in time order.
 
+use std::cell::OnceCell;
 use std::fmt;
+use std::iter::repeat;
 
 use introspect::x86_64::GeneralRegisters;
 use introspect::x86_64::paging::AddressSpace;
@@ -16,6 +18,7 @@ use super::hit::{Hit, HitData, HitPath};
 use super::plan::Enabled;
 use super::strings;
 use crate::event::{COMM_LENGTH, EventKind, MAX_FRAMES, StringState};
+use crate::fields::{MOST_BYTES, RECORD};
 use crate::ring::{SlotWriter, Visit};
 
 /// A program that runs at hits.
@@ -74,6 +77,8 @@ pub struct ProbeHit<'h> {
     pub(super) fired: &'h HitData<'h>,
     /// The ring's visit, which gives all records of the hit one time.
     pub(super) visit: &'h Visit<'h>,
+    /// The record of a tracepoint's event, made when it is first asked for.
+    pub(super) record: OnceCell<Option<Vec<u8>>>,
 }
 
 impl fmt::Debug for ProbeHit<'_> {
@@ -177,16 +182,56 @@ impl ProbeHit<'_> {
         self.hit.cpu.map_or(0, |cpu| cpu.fault_address().0)
     }
 
+    /// Checks whether there is a record of the tracepoint's event, which is read at [`RECORD`].
+    #[must_use]
+    pub fn has_record(&self) -> bool {
+        self.record().is_some()
+    }
+
+    fn record(&self) -> Option<&[u8]> {
+        let made = self
+            .record
+            .get_or_init(|| self.fired.record.and_then(|make| make()));
+        made.as_deref()
+    }
+
+    /// Reads bytes of the record: zero where there is none. Returns `false` if the address is not
+    /// in it.
+    fn read_record(&self, address: u64, buffer: &mut [u8]) -> bool {
+        let offset = address
+            .checked_sub(RECORD)
+            .filter(|_| self.fired.record.is_some());
+        let offset = offset.and_then(|offset| usize::try_from(offset).ok());
+        let Some(offset) = offset.filter(|offset| *offset < MOST_BYTES) else {
+            return false;
+        };
+        let record = self.record().unwrap_or_default();
+        let there = record.get(offset..).unwrap_or_default();
+        for (place, byte) in buffer.iter_mut().zip(there.iter().chain(repeat(&0))) {
+            *place = *byte;
+        }
+        true
+    }
+
     /// Reads memory at a virtual address of the kernel or the current program. Returns `false` if
     /// part of it is not present.
     #[must_use]
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        if self.read_record(address, buffer) {
+            return true;
+        }
         read_virtual(self.memory(), self.space(address), Gva(address), buffer).is_ok()
     }
 
     /// Reads a string up to its NUL, or as much as fits or is present. Returns its length.
     #[must_use]
     pub fn read_string(&self, address: u64, buffer: &mut [u8]) -> (usize, StringState) {
+        if self.read_record(address, buffer) {
+            return match buffer.iter().position(|byte| *byte == 0) {
+                Some(nul) => (nul, StringState::Whole),
+                None => (buffer.len(), StringState::Cut),
+            };
+        }
         strings::fill(self.memory(), self.space(address), Gva(address), buffer)
     }
 

@@ -19,6 +19,7 @@ use vmm::machine::Handle;
 use vmm::speculation::find_call;
 
 use super::kprobe::KERNEL;
+use crate::fields::RecordText;
 use crate::kernel_view::KernelView;
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Probe, Signature, Target, TracepointText};
@@ -105,7 +106,17 @@ pub(super) fn find_in(
             .filter(|entry| !entry.init)
             .map(|entry| (entry.code, entry.target))
             .collect();
-        found.probes.push(probe(tracepoint, &guards));
+        let mut probe = probe(tracepoint, &guards);
+        if let Target::Tracepoint(text) = &mut probe.target {
+            match layout.record(memory, tracepoint) {
+                Ok(record) => {
+                    let symbols = &view.kernel.symbols;
+                    text.record = record.and_then(|record| RecordText::of(&record, symbols));
+                }
+                Err(error) => found.incomplete.push(format!("{}: {error}", probe.name)),
+            }
+        }
+        found.probes.push(probe);
     }
     // Branches that lead to the call are searched only if they may be armed.
     if ProbePattern::is_exact(&pattern.name) || found.probes.len() <= 64 {
@@ -177,6 +188,7 @@ fn text(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> TracepointText {
         call_sites: Vec::new(),
         listeners: tracepoint.funcs,
         structure: tracepoint.address,
+        record: None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The event system of a tracepoint's event.
+//! The event of a tracepoint: its system and class.
 //!
 //! The kernel's array of its own events (`__start_ftrace_events`) is freed after initialisation.
 //! All events, including those of modules, are on the list `ftrace_events`.
@@ -49,10 +49,24 @@ pub enum EventError {
         /// The address of the `trace_event_call`.
         event: Gva,
     },
+    /// A field has no name or type, or reaches too far.
+    #[error("the event's field at {field} has no name or type, or is outside of a record")]
+    BadField {
+        /// The address of the `ftrace_event_field`.
+        field: Gva,
+    },
 }
 
-/// The system of each tracepoint that has an event.
-pub(super) type Systems = HashMap<Gva, Rc<str>>;
+/// What is known of an event.
+#[derive(Debug, Clone)]
+pub(super) struct Event {
+    pub(super) system: Rc<str>,
+    /// The address of its `trace_event_class`.
+    pub(super) class: Gva,
+}
+
+/// The event of each tracepoint that has one.
+pub(super) type Events = HashMap<Gva, Event>;
 
 impl EventsLayout {
     /// Looks up list and offsets. Returns `None` in a kernel without events
@@ -73,13 +87,12 @@ impl EventsLayout {
         }))
     }
 
-    /// Returns the systems of those of the `known` tracepoints that have an event, and the first
-    /// error.
-    pub(super) fn systems(
+    /// Returns the events of those of the `known` tracepoints that have one, and the first error.
+    pub(super) fn read(
         &self,
         view: MemoryView<'_>,
         known: &HashSet<Gva>,
-    ) -> (Systems, Option<EventError>) {
+    ) -> (Events, Option<EventError>) {
         let list = List {
             name: "ftrace_events",
             head: self.head,
@@ -88,28 +101,28 @@ impl EventsLayout {
         };
         let walk = list.walk(view);
         let mut error = walk.error.map(EventError::from);
-        let (mut systems, mut of_class) = (Systems::new(), Systems::new());
+        let (mut events, mut of_class) = (Events::new(), HashMap::new());
         for event in walk.items {
             match self.event(view, event, known, &mut of_class) {
                 // The list starts with the newest. A module may add an event to a tracepoint that
                 // already has one.
-                Ok(Some((tracepoint, system))) => _ = systems.insert(tracepoint, system),
+                Ok(Some((tracepoint, event))) => _ = events.insert(tracepoint, event),
                 Ok(None) => {}
                 Err(broken) => error = error.or(Some(broken)),
             }
         }
-        (systems, error)
+        (events, error)
     }
 
-    /// Returns the tracepoint of an event and its system; `None` if it belongs to none of the known
+    /// Returns the tracepoint of an event and the event; `None` if it belongs to none of the known
     /// ones.
     fn event(
         &self,
         view: MemoryView<'_>,
         event: Gva,
         known: &HashSet<Gva>,
-        of_class: &mut Systems,
-    ) -> Result<Option<(Gva, Rc<str>)>, EventError> {
+        of_class: &mut HashMap<Gva, Rc<str>>,
+    ) -> Result<Option<(Gva, Event)>, EventError> {
         let structure = Structure::at(view, "trace_event_call", event)?;
         let tracepoint = Gva(structure.u64(self.tracepoint)?);
         if !known.contains(&tracepoint) {
@@ -119,15 +132,20 @@ impl EventsLayout {
         let class = structure
             .follow(self.class, "trace_event_class")?
             .ok_or(none)?;
-        if let Some(system) = of_class.get(&class.address()) {
-            return Ok(Some((tracepoint, Rc::clone(system))));
+        let class_at = class.address();
+        let event = |system: &Rc<str>| Event {
+            system: Rc::clone(system),
+            class: class_at,
+        };
+        if let Some(system) = of_class.get(&class_at) {
+            return Ok(Some((tracepoint, event(system))));
         }
         let system = class
             .string(self.system, "name of an event system", MAX_NAME)?
             .filter(|system| !system.is_empty())
             .ok_or(none)?;
         let system: Rc<str> = String::from_utf8_lossy(&system).into();
-        of_class.insert(class.address(), Rc::clone(&system));
-        Ok(Some((tracepoint, system)))
+        of_class.insert(class_at, Rc::clone(&system));
+        Ok(Some((tracepoint, event(&system))))
     }
 }

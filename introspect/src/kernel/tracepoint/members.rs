@@ -154,6 +154,7 @@ impl Members {
         Ok(Tracepoint {
             name: name.ok_or_else(|| self.bad_name(&structure, owner))?,
             system: None,
+            class: None,
             module: owner.module().map(str::to_owned),
             address,
             key: structure.member(self.key),

@@ -17,14 +17,17 @@
 mod events;
 mod members;
 mod parameters;
+mod record;
 #[cfg(test)]
 mod tests;
 
 pub use events::EventError;
 pub use parameters::parameters;
+pub use record::{EventField, EventRecord};
 
 use events::EventsLayout;
 use members::Members;
+use record::RecordLayout;
 
 use std::collections::HashSet;
 
@@ -52,6 +55,8 @@ pub struct Tracepoint {
     /// as `sched`. `None` for a tracepoint without an event, which only the kernel's own code and
     /// modules can use. Also `None` in kernels without events.
     pub system: Option<String>,
+    /// The address of the event's `trace_event_class`, if there is an event.
+    pub class: Option<Gva>,
     /// The name of its module; `None` for the kernel itself.
     pub module: Option<String>,
     /// The address of the `struct tracepoint`.
@@ -170,6 +175,8 @@ pub struct TracepointLayout {
     jump_labels: Option<JumpLabelLayout>,
     /// The events; `None` for a kernel without them.
     events: Option<EventsLayout>,
+    /// The fields of events; `None` if the kernel's types do not describe them.
+    records: Option<RecordLayout>,
 }
 
 impl TracepointLayout {
@@ -193,6 +200,7 @@ impl TracepointLayout {
             members,
             jump_labels,
             events: EventsLayout::new(btf, symbols)?,
+            records: RecordLayout::new(btf).ok(),
         })
     }
 
@@ -201,6 +209,22 @@ impl TracepointLayout {
     #[must_use]
     pub fn funcs_offset(&self) -> Option<u64> {
         self.members.as_ref().map(|members| members.funcs)
+    }
+
+    /// Reads the record that the kernel writes for an event. Returns `None` for a tracepoint without
+    /// an event, or if the fields of events are not known.
+    ///
+    /// # Errors
+    /// If the guest's list of fields is broken.
+    pub fn record(
+        &self,
+        view: MemoryView<'_>,
+        tracepoint: &Tracepoint,
+    ) -> Result<Option<EventRecord>, EventError> {
+        match (&self.records, tracepoint.class) {
+            (Some(layout), Some(class)) => layout.read(view, class),
+            _ => Ok(None),
+        }
     }
 
     /// Reads the tracepoints of the kernel and of these modules.
@@ -218,8 +242,8 @@ impl TracepointLayout {
         let mut labels = labels.map_or(JumpLabels::default(), |all| all.read_all(view, modules));
         let mut known: HashSet<Gva> = pointers.iter().map(|(_, address)| *address).collect();
         let events = self.events.as_ref();
-        let (systems, error) =
-            events.map_or_else(Default::default, |all| all.systems(view, &known));
+        let (mut events, error) =
+            events.map_or_else(Default::default, |all| all.read(view, &known));
         let told = labels.unread.drain(..).map(TracepointError::from);
         found
             .unread
@@ -241,7 +265,10 @@ impl TracepointLayout {
             };
             let sites = labels.of_key(tracepoint.key).iter();
             tracepoint.sites = sites.map(Site::from).collect();
-            tracepoint.system = systems.get(&address).map(|system| system.to_string());
+            if let Some(event) = events.remove(&address) {
+                tracepoint.system = Some(event.system.to_string());
+                tracepoint.class = Some(event.class);
+            }
             if let (None, Some(bytes)) = (&tracepoint.module, left) {
                 let told = parameters(&self.btf, &tracepoint.name);
                 left = bytes.checked_sub(told.as_deref().map_or(0, parameters::bytes));

@@ -148,7 +148,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    fn add(&mut self, offset: u64) {
+    pub(super) fn add(&mut self, offset: u64) {
         if offset != 0 {
             self.quantity(offset);
             self.put(Operation::Binary(BinaryOperator::Add));
@@ -301,6 +301,9 @@ impl RuleCompiler<'_, '_> {
 
     /// Compiles `args.name`.
     fn argument_named(&mut self, name: &str, span: Span) -> Type {
+        if let Some(found) = self.field(name) {
+            return found;
+        }
         let probe = self.probe;
         let mut arguments = probe.arguments.iter().enumerate();
         if let Some((number, found)) = arguments.find(|(_, known)| known.name == name) {
@@ -315,23 +318,23 @@ impl RuleCompiler<'_, '_> {
         if name == "ret" && probe.kind == Some(EventKind::Return) {
             return self.gives(Operation::Known(Known::Returned), Type::Number);
         }
-        let why = match (
-            probe.kind,
-            probe.signature_known,
-            probe.arguments.is_empty(),
-        ) {
+        let arguments = probe.arguments.iter().map(|argument| &argument.name);
+        let names = probe
+            .fields
+            .iter()
+            .map(|field| &field.name)
+            .chain(arguments);
+        let names: Vec<&str> = names.map(String::as_str).collect();
+        let is_known = probe.signature_known || !probe.fields.is_empty();
+        let why = match (probe.kind, is_known, names.is_empty()) {
             (None, ..) => "BEGIN and END have no arguments".to_owned(),
             (_, false, _) => {
                 "the names of this probe's arguments are not known; use arg0, arg1 ...".to_owned()
             }
             (_, true, true) => "this probe has no arguments".to_owned(),
-            (_, true, false) => {
-                let names: Vec<&str> = probe.arguments.iter().map(|a| a.name.as_str()).collect();
-                format!("no argument {name:?}; there are {}", names.join(", "))
-            }
+            (_, true, false) => format!("no argument {name:?}; there are {}", names.join(", ")),
         };
-        let names = probe.arguments.iter().map(|a| a.name.as_str());
-        self.refuse_with(with(span, why, nearest(name, names)))
+        self.refuse_with(with(span, why, nearest(name, names.into_iter())))
     }
 
     /// Compiles `args` alone: a record of all arguments.

@@ -8,6 +8,7 @@
 mod blocks;
 mod calls;
 mod expressions;
+mod fields;
 mod members;
 pub(crate) mod places;
 mod statements;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use introspect::kernel::btf::Btf;
 use introspect::kernel::nearest::nearest as nearest_names;
 use probes::event::EventKind;
+use probes::fields::Field;
 use probes::probe::{Argument, Probe, Signature, Target};
 
 use crate::ast::{Aggregation, Dialect, Rule, Script, Span};
@@ -91,6 +93,8 @@ pub(crate) struct ProbeKindInfo {
     pub(crate) call_number: Option<u64>,
     pub(crate) is_system_call: bool,
     pub(crate) arguments: Vec<Argument>,
+    /// The formatted fields of a tracepoint's event.
+    pub(crate) fields: Arc<[Field]>,
     pub(crate) returns: Option<String>,
     pub(crate) signature_known: bool,
 }
@@ -106,6 +110,7 @@ impl ProbeKindInfo {
             },
             is_system_call: probe.name.provider == probes::provider::system_calls::PROVIDER,
             arguments,
+            fields: probe.fields().into(),
             returns,
             signature_known: probe.signature.is_some(),
         }

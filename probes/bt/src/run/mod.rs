@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use probes::event::MAX_FRAMES;
+use probes::fields::RECORD;
 
 use crate::ast::Dialect;
 use crate::context::Context;
@@ -63,6 +64,8 @@ pub(crate) struct Faults {
     pub(crate) divisions: AtomicU64,
     /// The number of reads of memory that was not there, which yielded 0.
     pub(crate) reads: AtomicU64,
+    /// The number of reads of fields whose record could not be made, which yielded 0.
+    pub(crate) records: AtomicU64,
     /// The number of rules ended because they took too many operations, or made an endless tuple.
     pub(crate) endless: AtomicU64,
     /// The number of emissions dropped: the ring had no room, or no snapshot was free.
@@ -470,6 +473,12 @@ impl Machine<'_> {
                     1..=MAX_ERRNO => -1,
                     _ => returned.cast_signed(),
                 })
+            }
+            Known::Record => {
+                if !context.has_record() {
+                    count(&self.shared.faults.records);
+                }
+                numbers::unsigned(RECORD)
             }
             Known::Task => numbers::unsigned(context.task()),
             Known::Random => Value::Int(self.random().into()),

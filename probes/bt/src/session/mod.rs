@@ -94,6 +94,8 @@ pub struct ScriptStats {
     pub divisions_by_zero: u64,
     /// The number of reads of memory that was not there, which yielded 0.
     pub failed_reads: u64,
+    /// The number of reads of formatted fields whose record could not be made, which yielded 0.
+    pub failed_fields: u64,
     /// The number of runs of a rule ended because they took too many steps, or made an endless
     /// tuple.
     pub endless: u64,
@@ -239,6 +241,7 @@ impl ScriptSession {
             lost_values: self.shared.maps.lost(),
             divisions_by_zero: load(&faults.divisions),
             failed_reads: load(&faults.reads),
+            failed_fields: load(&faults.records),
             endless: load(&faults.endless),
         }
     }

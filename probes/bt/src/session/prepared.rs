@@ -609,6 +609,7 @@ mod tests {
                 reads: r,
                 endless: e,
                 lost,
+                ..
             } = &shared.faults;
             let found = [d, r, e, lost].map(|count| count.load(Ordering::Relaxed));
             assert_eq!(found, [divisions, reads, endless, 0], "{rule}");

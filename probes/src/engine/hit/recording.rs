@@ -1,5 +1,7 @@
 //! Recording and counting of hits.
 
+use std::cell::OnceCell;
+
 use introspect::Gva;
 
 use super::super::plan::{Enabled, count};
@@ -78,6 +80,7 @@ impl HitPath {
                 probe,
                 fired,
                 visit: &visit,
+                record: OnceCell::new(),
             });
             count(match ran {
                 HitOutcome::Accepted => &probe.counters.recorded,
@@ -178,6 +181,8 @@ pub(crate) struct HitData<'a> {
     pub(in crate::engine) arguments: &'a [u64],
     /// RAX, at a return.
     pub(in crate::engine) returned: Option<u64>,
+    /// Makes the record of a tracepoint's event; `None` if that fails.
+    pub(in crate::engine) record: Option<&'a dyn Fn() -> Option<Vec<u8>>>,
 }
 
 impl HitData<'_> {
@@ -186,6 +191,7 @@ impl HitData<'_> {
             pc,
             arguments: &[0; MAX_ARGUMENTS],
             returned: None,
+            record: None,
         }
     }
 }

@@ -185,7 +185,7 @@ impl HitPath {
                     let fired = HitData {
                         arguments: &call.arguments,
                         returned: Some(result),
-                        pc: hit.address.0,
+                        ..HitData::at(hit.address.0)
                     };
                     self.fire_admitted(hit, probe, &fired);
                 }

@@ -31,6 +31,11 @@ impl TrapTable {
         self.original_code(&self.lock(), address, space)
     }
 
+    /// Reads up to `length` bytes of code as [`Self::read_code`] does.
+    pub(crate) fn read_code_of(&self, address: Gva, space: AddressSpace, length: usize) -> Vec<u8> {
+        self.original_bytes(&self.lock(), address, space, length)
+    }
+
     /// Checks whether code returns to `address`, by the code before it without any site.
     ///
     /// An instruction must end there. It must be a call, or a no-operation as before trampolines.
