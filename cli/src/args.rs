@@ -76,7 +76,8 @@ pub enum Command {
     Sym(Sym),
     /// Show the stacks of a process's threads, in the kernel and in the program
     Stack(Stack),
-    /// List the probes of a running guest, with their arguments
+    /// List the probes of a running guest, with their arguments; in braces the fields of a
+    /// tracepoint's event
     List(List),
     /// Trace a running guest: functions of its kernel and its programs, system calls, timers
     Trace(Box<Trace>),

@@ -75,6 +75,12 @@ impl RecordText {
     }
 }
 
+/// Returns the approximate size in memory of a record's fields, in bytes.
+pub(crate) fn bytes(record: &EventRecord) -> usize {
+    let bytes = |of: &EventField| size_of::<Field>() + of.name.len() + of.type_name.len();
+    record.fields.iter().map(bytes).sum()
+}
+
 impl From<&EventField> for Field {
     fn from(field: &EventField) -> Self {
         let (text, place, size) = match field.type_name.split_once(' ') {

@@ -152,12 +152,13 @@ impl SpeculationResult<'_> {
         steps: usize,
         mut look: impl FnMut(Gva) -> ControlFlow<B, Gva>,
     ) -> Result<B, SpeculationError> {
-        for _ in 0..steps {
+        let mut taken = 0usize;
+        while taken < steps {
             match look(Gva(self.registers.rip)) {
                 ControlFlow::Break(found) => return Ok(found),
                 ControlFlow::Continue(address) => self.registers.rip = address.0,
             }
-            self.step()?;
+            taken = taken.saturating_add(self.step()?);
         }
         Err(SpeculationError::TooLong {
             steps,
@@ -165,8 +166,9 @@ impl SpeculationResult<'_> {
         })
     }
 
-    /// Executes the next instruction.
-    fn step(&mut self) -> Result<(), SpeculationError> {
+    /// Executes the next instruction. Returns the number of steps that it counts as: each
+    /// repetition of a string instruction is one.
+    fn step(&mut self) -> Result<usize, SpeculationError> {
         let (registers, buffer) = (&mut self.registers, &mut self.buffer);
         let address = Gva(registers.rip);
         if address == NOWHERE {
@@ -175,8 +177,8 @@ impl SpeculationResult<'_> {
         let code = buffer.code(address);
         let instruction = emulate::decode(code, address.0)
             .map_err(|_| SpeculationError::NoInstruction { address })?;
-        if strings::execute(&instruction, registers, buffer)? {
-            return Ok(());
+        if let Some(repetitions) = strings::execute(&instruction, registers, buffer)? {
+            return Ok(repetitions.max(1));
         }
         // Return addresses of calls on the path are in the buffer. Those of earlier calls are not.
         let slot = (instruction.flow_control() == FlowControl::Return).then_some(registers.rsp);
@@ -185,7 +187,7 @@ impl SpeculationResult<'_> {
             true => Err(SpeculationError::Returned {
                 to: Gva(registers.rip),
             }),
-            false => Ok(()),
+            false => Ok(1),
         }
     }
 }

@@ -124,11 +124,14 @@ fn a_way_has_an_end() {
     );
 }
 
+/// What was stored, once there is a hit.
+type Stored = Option<Result<Vec<u8>, SpeculationError>>;
+
 /// A sink that turns the listener's call into one of the function that fills a record. It takes
 /// what the function has stored.
 #[derive(Clone, Default)]
 struct Record {
-    found: Arc<Mutex<Option<Result<Vec<u8>, SpeculationError>>>>,
+    found: Arc<Mutex<Stored>>,
 }
 
 /// Returns what the function has stored, and what the memory of the guest has.

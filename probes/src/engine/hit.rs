@@ -427,9 +427,10 @@ impl HitPath {
                 }
             }
         };
+        let record: &dyn Fn() -> Option<Vec<u8>> = &record;
         let fired = HitData {
             arguments: &arguments,
-            record: Some(&record),
+            record: plan.text.record.is_some().then_some(record),
             ..HitData::at(pc)
         };
         self.fire_admitted(hit, probe, &fired);

@@ -19,7 +19,7 @@ use vmm::machine::Handle;
 use vmm::speculation::find_call;
 
 use super::kprobe::KERNEL;
-use crate::fields::RecordText;
+use crate::fields::{self, RecordText};
 use crate::kernel_view::KernelView;
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Probe, Signature, Target, TracepointText};
@@ -30,6 +30,10 @@ pub const PROVIDER: &str = "tracepoint";
 const NO_SYSTEM: &str = "none";
 /// The number of instructions behind a branch that are searched for the call.
 const WAY: usize = 256;
+/// The maximum size in bytes of all fields of events. A distribution kernel has about 3 MB.
+const MOST_FIELDS: usize = 16 << 20;
+/// The size that an event counts for whose fields could not be read.
+const BROKEN_FIELDS: usize = 1 << 15;
 /// Tracepoints behind a branch of another static key.
 const GUARDS: [(&str, &str); 2] = [
     ("page_fault_user", "trace_pagefault_key"),
@@ -88,6 +92,7 @@ pub(super) fn find_in(
     let labels = JumpLabelLayout::new(btf, &view.kernel.symbols)
         .map(|layout| layout.read_all(memory, modules))
         .unwrap_or_default();
+    let mut left = Some(MOST_FIELDS);
     for tracepoint in &all.items {
         let module = tracepoint.module.as_deref().unwrap_or(KERNEL);
         let system = tracepoint.system.as_deref().unwrap_or(NO_SYSTEM);
@@ -107,8 +112,18 @@ pub(super) fn find_in(
             .map(|entry| (entry.code, entry.target))
             .collect();
         let mut probe = probe(tracepoint, &guards);
-        if let Target::Tracepoint(text) = &mut probe.target {
-            match layout.record(memory, tracepoint) {
+        if let (Target::Tracepoint(text), Some(bytes)) = (&mut probe.target, left) {
+            let record = layout.record(memory, tracepoint);
+            let used = match &record {
+                Ok(record) => record.as_ref().map_or(0, fields::bytes),
+                Err(_) => BROKEN_FIELDS,
+            };
+            left = bytes.checked_sub(used);
+            match record {
+                _ if left.is_none() => found.incomplete.push(format!(
+                    "the fields of events from {} on take more than {MOST_FIELDS} bytes: refused",
+                    probe.name
+                )),
                 Ok(record) => {
                     let symbols = &view.kernel.symbols;
                     text.record = record.and_then(|record| RecordText::of(&record, symbols));

@@ -17,7 +17,7 @@ use crate::x86_64::rflags;
 const MOST_BYTES: u64 = 1 << 14;
 
 /// Executes `instruction` if it is MOVS or STOS, upwards in memory and with 64-bit addresses.
-/// Returns whether it is.
+/// Returns the number of its repetitions, or `None` if it is something else.
 ///
 /// # Errors
 /// If memory is not there, or the instruction moves more than [`MOST_BYTES`].
@@ -25,7 +25,7 @@ pub(super) fn execute(
     instruction: &Instruction,
     regs: &mut kvm_regs,
     buffer: &mut StoreBuffer<'_>,
-) -> Result<bool, MemoryFault> {
+) -> Result<Option<usize>, MemoryFault> {
     let (size, moves) = match instruction.mnemonic() {
         Mnemonic::Movsb => (1, true),
         Mnemonic::Movsw => (2, true),
@@ -36,13 +36,13 @@ pub(super) fn execute(
         Mnemonic::Stosw => (2, false),
         Mnemonic::Stosd => (4, false),
         Mnemonic::Stosq => (8, false),
-        _ => return Ok(false),
+        _ => return Ok(None),
     };
     let is_usual = is_string(instruction)
         && instruction.segment_prefix() == Register::None
         && regs.rflags & rflags::DF == 0;
     if !is_usual {
-        return Ok(false);
+        return Ok(None);
     }
     let repeated = instruction.has_rep_prefix() || instruction.has_repne_prefix();
     let mut left = if repeated { regs.rcx } else { 1 };
@@ -52,6 +52,7 @@ pub(super) fn execute(
             write: true,
         });
     }
+    let count = left as usize;
     let mut element = regs.rax.to_le_bytes();
     while left > 0 {
         let element = element.get_mut(..size as usize).unwrap_or_default();
@@ -67,7 +68,7 @@ pub(super) fn execute(
         regs.rcx = 0;
     }
     regs.rip = instruction.next_ip();
-    Ok(true)
+    Ok(Some(count))
 }
 
 /// Checks whether an instruction works on strings at 64-bit addresses.
