@@ -244,6 +244,8 @@ mod tests {
             snapshots: Snapshots::default(),
             began: 0,
             exited: AtomicBool::new(false),
+            status: AtomicU64::new(0),
+            cpus: 1,
             faults: Faults::default(),
             random: AtomicU64::new(0),
         };
