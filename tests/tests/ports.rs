@@ -218,7 +218,7 @@ fn the_manual_pages_example_gives_the_same_lines_by_command_socket_and_file() {
     let world = World::new();
     let mut machine = start(&world, host);
     let ctl = |command: &str| world.run(words(&format!("ctl {command}")), COMMAND_LIMIT);
-    for command in ["trace vfs_read vfs_read new a", "trace a on"] {
+    for command in ["trace vfs_read vfs_read+1 new a", "trace a on"] {
         let ended = ctl(command);
         assert_eq!(ended.status, 0, "{command}: {ended:?}");
     }
@@ -414,7 +414,7 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     // Counts are exact.
     for command in [
         "size 14",
-        "trace __x64_sys_getppid __x64_sys_getppid new g",
+        "trace __x64_sys_getppid __x64_sys_getppid+1 new g",
         "trace g on",
         "start",
     ] {

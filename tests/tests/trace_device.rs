@@ -102,22 +102,30 @@ fn commands_change_the_configuration_or_say_what_is_wrong() {
     let traced = Traced::new(host);
     let [base, read, write] = ["_text", "vfs_read", "vfs_write"].map(|name| traced.address(name));
     let etext = traced.address("_etext");
-    let offsets = format!("trace {:x} 0x{:x} new b", read - base, read - base);
-    let beyond = format!("trace {:x} {:x} new c", read - base, etext - base + 1);
+    let offsets = format!("trace {:x} 0x{:x} new b", read - base, read - base + 1);
+    let short = format!(
+        "trace {:x} {:x} new c",
+        read & 0x7fff_ffff,
+        write & 0x7fff_ffff
+    );
+    let one = format!("trace {read:x} {read:x} new c");
+    let beyond = format!("trace {read:x} {:x} new c", etext + 1);
     let turned = format!("trace {write:x} {read:x} new c");
     let inside = format!("trace {:x} {:x} new c", read + 1, read + 2);
     for (command, expected) in [
         ("trace vfs_read vfs_write new a", ""),
         (
-            "trace vfs_read vfs_read new b",
+            "trace vfs_read vfs_read+1 new b",
             "devtrace: given range overlaps with existing trace",
         ),
         (
-            "trace vfs_open vfs_open new a",
+            "trace vfs_open vfs_open+1 new a",
             "devtrace: trace with that name already exists",
         ),
         ("trace a vfs_open new b", "devtrace: trace already exists"),
         (&turned, "devtrace: invalid address range"),
+        (&one, "devtrace: invalid address range"),
+        (&short, "devtrace: given range overlaps with existing trace"),
         (
             &inside,
             "devtrace: given range overlaps with existing trace",
@@ -174,9 +182,10 @@ fn commands_change_the_configuration_or_say_what_is_wrong() {
             "{command}: {found:?}"
         );
     }
+    let end = read + 1;
     let expected = format!(
         "logsize 16\n\
-         trace {read:016x} {read:016x} new b\n\
+         trace {read:016x} {end:016x} new b\n\
          #  tracept E {read:016x} vfs_read\n\
          #trace {read:016x} traced? 1\n\
          trace b on\n\
@@ -257,7 +266,7 @@ fn arguments_that_a_function_does_not_take_are_zero() {
     // One argument, and none.
     for (function, takes) in [("fput", 1), ("schedule", 0), ("filp_close", 2)] {
         traced.tell(&[
-            &format!("trace {function} {function} new {function}"),
+            &format!("trace {function} {function}+1 new {function}"),
             &format!("trace {function} on"),
         ]);
         let (lines, _) = traced.trace("start", "cat /proc/uptime");
@@ -293,7 +302,7 @@ fn interrupts_are_ignored_unless_all_is_said() {
     let name = if old { "scheduler_tick" } else { "sched_tick" };
     let tick = traced.address(name);
     traced.tell(&[
-        &format!("trace {name} {name} new t"),
+        &format!("trace {name} {name}+1 new t"),
         "trace t on",
         "size 16",
     ]);
@@ -318,7 +327,7 @@ fn interrupts_are_ignored_unless_all_is_said() {
 fn only_watched_processes_are_recorded_and_what_finds_no_room_is_counted() {
     let host = host!();
     let traced = Traced::new(host);
-    traced.tell(&["trace vfs_read vfs_read new a", "trace a on", "size 16"]);
+    traced.tell(&["trace vfs_read vfs_read+1 new a", "trace a on", "size 16"]);
     // A child's number is known before it reads: it waits for the shell to let it go on.
     let answer = traced
         .shell

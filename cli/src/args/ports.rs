@@ -17,7 +17,7 @@ const DEFAULT_KEEP: u32 = 5;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Of trace(3): trace START END new NAME, trace NAME on|off|remove, start, stop, all, size EXPONENT, watch PID. An address is hexadecimal, full \
-or as an offset from the kernel's text, or a symbol's name. Of ptrace(3), with --port ptracectl: trace PID 1|0, size RECORDS. \
+or short (116c2c6 for ffffffff8116c2c6), or a symbol's name; END is greater than START. Of ptrace(3), with --port ptracectl: trace PID 1|0, size RECORDS. \
 A refused command is reported with exit status 1.")]
 pub struct Ctl {
     /// The machine

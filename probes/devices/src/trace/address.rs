@@ -1,4 +1,8 @@
-//! Addresses in commands: full ones, offsets from the start of the kernel's text, symbols.
+//! Addresses in commands: full ones, short ones, symbols.
+//!
+//! A short one has the last digits of a full one: its upper bits are those of KTZERO. So the manual
+//! page writes 16c2c6 for ffffffff8016c2c6. Linux's text does not begin where these bits do. A number
+//! too small to reach it so is an offset from KTZERO.
 
 use std::ops::RangeInclusive;
 
@@ -32,13 +36,15 @@ pub(super) fn text(symbols: &Symbols) -> Result<RangeInclusive<u64>, PortError> 
     }
 }
 
-/// Returns the address that `word` stands for. A hexadecimal word is a number: from `_text` on, or
-/// from 0.
+/// The bits of an address that a short one has: x86-64 maps Linux's text within the last 2 GiB.
+const SHORT: u64 = (1 << 31) - 1;
+
+/// Returns the address that `word` stands for. A hexadecimal word is a number.
 pub(super) fn parse(symbols: &Symbols, word: &str) -> Result<u64, PortError> {
     let text = text(symbols)?;
     let address = match hexadecimal(word) {
-        // Added rather than or-ed, because Linux's text is longer than its start's alignment.
-        Some(number) if number < *text.start() => text.start().checked_add(number),
+        Some(number) if number < text.start() & SHORT => text.start().checked_add(number),
+        Some(number) if number <= SHORT => Some((text.start() & !SHORT) | number),
         Some(number) => Some(number),
         None => Some(named(symbols, word)?),
     };
@@ -85,4 +91,45 @@ fn named(symbols: &Symbols, word: &str) -> Result<u64, PortError> {
         .address
         .checked_add(offset)
         .ok_or_else(|| bad(String::new()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use introspect::kernel::symbols::SymbolsBuilder;
+
+    use super::*;
+
+    /// Start of the text, a word, and its address; `None` if it is refused.
+    #[test]
+    fn short_addresses_have_the_upper_bits_of_the_text() {
+        const USUAL: u64 = 0xffff_ffff_8100_0000;
+        const MOVED: u64 = 0xffff_ffff_9e20_0000;
+        // As on Plan 9, where the text begins with the bits.
+        const PLAN9: u64 = 0xffff_ffff_8000_0000;
+        for (start, word, expected) in [
+            (PLAN9, "16c2c6", Some(0xffff_ffff_8016_c2c6)),
+            (PLAN9, "ffffffff8016c2c6", Some(0xffff_ffff_8016_c2c6)),
+            (USUAL, "116c2c6", Some(0xffff_ffff_8116_c2c6)),
+            (USUAL, "0x1a00000", Some(0xffff_ffff_81a0_0000)),
+            (USUAL, "16c2c6", Some(0xffff_ffff_8116_c2c6)),
+            (USUAL, "ffffffff8116c2c6", Some(0xffff_ffff_8116_c2c6)),
+            (USUAL, "3000000", None),
+            (USUAL, "7fffffff", None),
+            (USUAL, "80000000", None),
+            (USUAL, "ffffffff80ffffff", None),
+            (MOVED, "1e36c2c6", Some(0xffff_ffff_9e36_c2c6)),
+            (MOVED, "16c2c6", Some(0xffff_ffff_9e36_c2c6)),
+            (MOVED, "116c2c6", Some(0xffff_ffff_9f36_c2c6)),
+            (USUAL, "_text", Some(USUAL)),
+            (USUAL, "_text+16c2c6", Some(0xffff_ffff_8116_c2c6)),
+        ] {
+            let mut symbols = SymbolsBuilder::default();
+            for (name, address) in [("_text", start), ("_etext", start + 0x1e0_0000)] {
+                symbols.push(name.as_bytes(), address, b'T', false).unwrap();
+            }
+            let found = parse(&symbols.finish(None), word).ok();
+            assert_eq!(found, expected, "{start:x} {word}");
+        }
+    }
 }

@@ -226,7 +226,7 @@ impl Inner {
         let view = self.engine.view();
         let [start, end] = [start, end].map(|word| address::parse(&view.kernel.symbols, word));
         let (start, end) = (start?, end?);
-        if start > end {
+        if start >= end {
             let text = "devtrace: invalid address range";
             return Err(PortError::new(Refusal::Invalid, text));
         }

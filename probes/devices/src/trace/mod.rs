@@ -5,8 +5,8 @@
 //! The manual page is 9atom's; if its code and the page differ, the page counts.
 //!
 //! The meaning of its words here:
-//! * KTZERO is `_text` of the running kernel, etext its `_etext`: addresses below KTZERO are
-//!   offsets from it. A symbol's name, or `name+offset` (hexadecimal), is an address too.
+//! * KTZERO is `_text` of the running kernel, etext its `_etext`. A short address has KTZERO's
+//!   upper bits (`address.rs`). A symbol's name, or `name+offset` (hexadecimal), is an address too.
 //! * A trace covers every function that begins in its range, the ends included: E at its entry, X
 //!   at its return. The program counter of an E is the function's first byte. That of an X is the
 //!   return address, because it is unknown which instruction returned.
