@@ -327,6 +327,9 @@ pub struct List {
     /// Print one JSON object a line
     #[arg(long)]
     pub json: bool,
+    /// List the functions and static probes of a program or library on this host, without a machine
+    #[arg(long, value_name = "FILE", conflicts_with = "vm")]
+    pub file: Option<PathBuf>,
     /// The probes to list
     #[arg(value_name = "PATTERN")]
     pub pattern: Option<String>,

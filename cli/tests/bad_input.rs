@@ -97,6 +97,32 @@ fn images_that_boot_nothing_are_listed_and_told() {
     assert!(ended.stderr.contains("give --kernel"), "{ended:?}");
 }
 
+/// The kernel of these tests is an ELF file like a program.
+#[test]
+fn probes_of_a_file_are_listed_without_a_machine() {
+    let world = World::new();
+    let ended = world.run("list --file micro uprobe::micro_leaf:");
+    assert_eq!(
+        (ended.status, ended.stdout.as_str()),
+        (
+            0,
+            "uprobe:micro:micro_leaf:entry\nuprobe:micro:micro_leaf:return\n"
+        ),
+        "{ended:?}"
+    );
+    let ended = world.run("list --count --file micro");
+    assert!(ended.stdout.starts_with("uprobe "), "{ended:?}");
+    for (line, part) in [
+        ("list --file missing", "No such file"),
+        (
+            "list --file micro uprobe::micro_laef:",
+            "no probe uprobe::micro_laef: in",
+        ),
+    ] {
+        check(&world, line, &world.run(line), 1, &[part]);
+    }
+}
+
 #[test]
 fn a_function_that_does_not_exist_is_told_before_anything_starts() {
     let world = World::new();

@@ -7,8 +7,11 @@
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
+use probes::name::ProbePattern;
+use probes::provider::host_file;
 use serde::de::DeserializeOwned;
 
 use super::remote::find;
@@ -19,7 +22,7 @@ use crate::client::control::{ask, connect, unexpected};
 use crate::commands::trace_output::Writer;
 use crate::output_file::Output;
 use crate::output_file::{OutputFile, kept_output};
-use crate::protocol::control::{Answer, Command};
+use crate::protocol::control::{Answer, Command, ListedProbe};
 use crate::protocol::end::MachineEnd;
 use crate::protocol::trace::Request;
 use crate::protocol::trace::Traced;
@@ -45,6 +48,7 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
             which: args.which,
             count: false,
             json: args.format == Some(Format::Json),
+            file: None,
             pattern: args.what.into_iter().next(),
         });
     }
@@ -238,11 +242,16 @@ pub(super) fn tell_skipped(skipped: &[String]) {
 /// # Errors
 /// If the machine cannot be reached.
 pub fn list(args: args::List) -> Result<(), Failure> {
-    let machine = find(args.which)?;
     let pattern = args.pattern.unwrap_or_default();
-    let found = match ask(&machine, &Command::List { pattern })? {
-        Answer::Probes { probes } => probes,
-        other => return Err(unexpected(&machine, &other).into()),
+    let found = match args.file {
+        Some(file) => of_file(&file, &pattern)?,
+        None => {
+            let machine = find(args.which)?;
+            match ask(&machine, &Command::List { pattern })? {
+                Answer::Probes { probes } => probes,
+                other => return Err(unexpected(&machine, &other).into()),
+            }
+        }
     };
     let mut out = BufWriter::new(io::stdout().lock());
     if args.count {
@@ -271,6 +280,26 @@ pub fn list(args: args::List) -> Result<(), Failure> {
         }
     }
     out.flush().to_output()
+}
+
+/// Returns the probes of a file of this host.
+fn of_file(file: &Path, pattern: &str) -> Result<Vec<ListedProbe>, Failure> {
+    let wanted = match pattern {
+        "" => "*:::",
+        pattern => pattern,
+    };
+    let parsed = ProbePattern::parse(wanted).map_err(Failure::new)?;
+    let found = host_file::list(file, &parsed).map_err(Failure::new)?;
+    for sentence in &found.incomplete {
+        say(format_args!("{}", printable(sentence)));
+    }
+    if found.probes.is_empty() {
+        let file = file.display();
+        return Err(Failure::new(format!("no probe {wanted} in {file}")));
+    }
+    let listed = found.probes.into_iter();
+    let listed = listed.map(|(name, signature)| ListedProbe::new(&name, signature));
+    Ok(listed.collect())
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@
 
 use std::path::PathBuf;
 
+use probes::name::ProbeName;
+use probes::probe::{Argument, Signature};
 use serde::{Deserialize, Serialize};
 use vmm::machine::{MAX_DEVICES, VirtioStats};
 use vmm::snapshot::CheckStats;
@@ -148,6 +150,25 @@ pub struct ListedProbe {
     /// The return type.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub returns: Option<String>,
+}
+
+impl ListedProbe {
+    /// Describes a probe of this name.
+    #[must_use]
+    pub fn new(name: &ProbeName, signature: Option<Signature>) -> Self {
+        let argument = |a: &Argument| {
+            let space = if a.type_name.ends_with('*') { "" } else { " " };
+            let declared = format!("{}{space}{}", a.type_name, a.name);
+            declared.trim_end().to_owned()
+        };
+        let arguments = signature.as_ref();
+        Self {
+            fields: Vec::new(),
+            name: name.to_string(),
+            arguments: arguments.map(|s| s.arguments.iter().map(argument).collect()),
+            returns: signature.and_then(|s| s.returns),
+        }
+    }
 }
 
 /// A machine's description of itself.

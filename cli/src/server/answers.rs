@@ -98,19 +98,10 @@ fn list(vm: &Vm, pattern: &str) -> Result<Vec<ListedProbe>, RequestError> {
     let view = vm.kernel_view()?;
     let probes = provider::find(&vm.traceable(&view), &pattern)?;
     let listed = probes.into_iter().map(|probe| {
-        let argument = |a: &probes::probe::Argument| {
-            let space = if a.type_name.ends_with('*') { "" } else { " " };
-            format!("{}{space}{}", a.type_name, a.name)
-                .trim_end()
-                .to_owned()
-        };
-        let arguments = probe.signature.as_ref();
-        let fields = probe.fields().iter().map(Field::declaration);
+        let fields = probe.fields().iter().map(Field::declaration).collect();
         ListedProbe {
-            fields: fields.collect(),
-            name: probe.name.to_string(),
-            arguments: arguments.map(|s| s.arguments.iter().map(argument).collect()),
-            returns: probe.signature.and_then(|s| s.returns),
+            fields,
+            ..ListedProbe::new(&probe.name, probe.signature)
         }
     });
     Ok(listed.collect())

@@ -57,6 +57,29 @@ fn cpp(name: &str) -> Option<String> {
     Some(shown.0)
 }
 
+/// Returns a demangled name without the parameters of C++ and what follows them. A name without
+/// parameters is returned unchanged.
+#[must_use]
+pub fn without_parameters(shown: &str) -> &str {
+    let end = shown.rfind(')');
+    let tail = end.and_then(|end| shown.get(end + 1..)).unwrap_or_default();
+    // A Rust name may have parentheses in a part that others follow.
+    let (Some(end), false) = (end, tail.contains([':', '>', '<'])) else {
+        return shown;
+    };
+    let mut open = 0usize;
+    let bytes = shown.as_bytes().iter().enumerate().take(end + 1).rev();
+    for (at, byte) in bytes {
+        match byte {
+            b')' => open += 1,
+            b'(' if open == 1 => return shown.get(..at).unwrap_or(shown),
+            b'(' => open = open.saturating_sub(1),
+            _ => {}
+        }
+    }
+    shown
+}
+
 /// Checks whether the name has the letters that the Itanium C++ ABI puts before an expression or a
 /// conversion to a template's parameter. They may be inside of an identifier, because only the
 /// parser knows where one ends.
@@ -120,6 +143,28 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(demangle(mangled), shown, "{mangled}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_cut_off() {
+        for (shown, cut) in [
+            ("space::foo(int, int)", "space::foo"),
+            ("Foo::get() const", "Foo::get"),
+            ("work() [clone .part.0]", "work"),
+            ("call(void (*)(int))", "call"),
+            ("A::operator()(int)", "A::operator()"),
+            ("max<int>(int, int)", "max<int>"),
+            (
+                "(anonymous namespace)::go(int)",
+                "(anonymous namespace)::go",
+            ),
+            ("<(A, B) as T>::call", "<(A, B) as T>::call"),
+            ("main", "main"),
+            ("a)", "a)"),
+            ("", ""),
+        ] {
+            assert_eq!(without_parameters(shown), cut, "{shown}");
         }
     }
 

@@ -2,6 +2,7 @@
 //! listed. It adds the arguments' types from the guest.
 
 mod dispatch;
+pub mod host_file;
 pub mod kprobe;
 pub mod module;
 pub mod system_calls;

@@ -1,14 +1,18 @@
 //! Probes of functions in programs and libraries. `uprobe:FILE:FUNCTION:entry`, `:return` and
 //! `:OFFSET` are for every process that maps the file, `pidN:FILE:FUNCTION:…` for process N only.
 //!
-//! A file is named by its path or the last part of it; `a.out` is the process's own program.
-//! Offsets are in bytes from the function's first, decimal or hexadecimal with 0x. The function `-`
-//! is the whole file, with offsets from its start. Only files that a process maps for execution are
-//! found.
+//! A file is named by its path or the last part of it; `a.out` is the process's own program. A
+//! word such as `libc` is the library of that name. Offsets are in bytes from the function's first,
+//! decimal or hexadecimal with 0x. The function `-` is the whole file, with offsets from its start.
+//! A function `0x1234` is the place with that address in the file's own addresses. Only files that
+//! a process maps for execution are found.
+//!
+//! A function of C++ or Rust is matched and shown as its language writes it. It is matched as it is
+//! mangled, and without the parameters of C++, too.
 
 use introspect::Gpa;
 use introspect::system::{PausedSystem, TextFile, Unavailable};
-use introspect::user::demangle::demangle;
+use introspect::user::demangle::{demangle, without_parameters};
 use introspect::x86_64::PAGE;
 
 use super::kprobe::offset;
@@ -80,7 +84,7 @@ pub fn find(
         let last = path.rsplit('/').next().unwrap_or_default();
         match &program {
             Some(program) => *program == path,
-            None => matches_part(&pattern.module, &path) || matches_part(&pattern.module, last),
+            None => names_file(&pattern.module, &path, last),
         }
     };
     let files = look.text_files(process, &wanted)?;
@@ -99,6 +103,30 @@ pub fn find(
         found.files.push(path);
     }
     Ok(found)
+}
+
+/// Checks whether a pattern names the file at `path`, the last part of which is `last`.
+pub(super) fn names_file(pattern: &str, path: &str, last: &str) -> bool {
+    let is_library = || {
+        let version = last.strip_prefix(pattern);
+        pattern.starts_with("lib")
+            && version.is_some_and(|rest| rest.starts_with(".so") || rest.starts_with('-'))
+            && last.contains(".so")
+    };
+    matches_part(pattern, path) || matches_part(pattern, last) || is_library()
+}
+
+/// Returns the address that a function's name is.
+fn address_of(function: &str) -> Option<u64> {
+    function.starts_with("0x").then(|| offset(function))?
+}
+
+/// Checks whether a pattern names this function: as it is mangled, as its language writes it, or
+/// without the parameters of C++.
+pub(super) fn names_function(pattern: &str, mangled: &str, shown: &str) -> bool {
+    matches_part(pattern, mangled)
+        || (mangled != shown
+            && (matches_part(pattern, shown) || matches_part(pattern, without_parameters(shown))))
 }
 
 /// Returns the path of a process's own program.
@@ -143,27 +171,50 @@ fn of_file(
         return;
     }
     let segments = file.segments();
+    let place_of = |address| {
+        let mut segments = segments.iter();
+        let place = segments.find_map(|segment| segment.file_offset_of(address));
+        place.map(|(offset, _)| offset)
+    };
+    if let Some(address) = address_of(&pattern.function) {
+        let address = address.saturating_add(distance.unwrap_or_default());
+        let place = place_of(address);
+        let (function, into) = match file.functions().resolve(address) {
+            Some((function, into)) => (demangle(function.name).into_owned(), into),
+            None => (WHOLE_FILE.to_owned(), place.unwrap_or_default()),
+        };
+        match into {
+            0 => moments(pattern, |moment| {
+                add(&function, moment.name(), moment, place)
+            }),
+            _ if matches_part(&pattern.name, Moment::Entry.name()) || distance.is_some() => {
+                add(&function, &format!("{into:#x}"), Moment::Point, place);
+            }
+            // Nothing returns from the middle of a function.
+            _ => {}
+        }
+        return;
+    }
     for function in file.functions().iter() {
         let name = demangle(function.name);
-        if !matches_part(&pattern.function, function.name)
-            && !matches_part(&pattern.function, &name)
-        {
+        if !names_function(&pattern.function, function.name, &name) {
             continue;
         }
-        let mut segments = segments.iter();
-        let place = segments.find_map(|segment| segment.file_offset_of(function.address));
-        let place = place.map(|(offset, _)| offset);
+        let place = place_of(function.address);
         if let Some(distance) = distance {
             let place = place.and_then(|place| place.checked_add(distance));
             add(&name, &pattern.name, Moment::Point, place);
             continue;
         }
-        for moment in [Moment::Entry, Moment::Return] {
-            if matches_part(&pattern.name, moment.name()) {
-                add(&name, moment.name(), moment, place);
-            }
-        }
+        moments(pattern, |moment| add(&name, moment.name(), moment, place));
     }
+}
+
+/// Passes on the moments that a pattern's name matches.
+pub(super) fn moments(pattern: &ProbePattern, each: impl FnMut(Moment)) {
+    let moments = [Moment::Entry, Moment::Return].into_iter();
+    let wanted = moments.filter(|moment| matches_part(&pattern.name, moment.name()));
+    wanted.for_each(each);
 }
 
 /// Creates a place in a file's text.
@@ -199,6 +250,43 @@ pub(super) fn text(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_are_named_by_path_last_part_or_library() {
+        for (pattern, path, named) in [
+            ("/usr/bin/sh", "/usr/bin/sh", true),
+            ("sh", "/usr/bin/sh", true),
+            ("libc", "/lib/x86_64-linux-gnu/libc.so.6", true),
+            ("libc", "/lib/libc-2.31.so", true),
+            ("libc", "/lib/libcrypt.so.1", false),
+            ("libc", "/bin/libc-tool", false),
+            ("libstdc++", "/usr/lib/libstdc++.so.6.0.30", true),
+            ("ld", "/lib/ld.so", false),
+        ] {
+            let last = path.rsplit('/').next().unwrap_or_default();
+            assert_eq!(names_file(pattern, path, last), named, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn functions_are_named_as_mangled_or_as_written() {
+        for (pattern, mangled, named) in [
+            ("main", "main", true),
+            ("_ZN5space3fooEii", "_ZN5space3fooEii", true),
+            ("space::foo(int, int)", "_ZN5space3fooEii", true),
+            ("space::foo", "_ZN5space3fooEii", true),
+            ("space::f*", "_ZN5space3fooEii", true),
+            ("*foo*", "_ZN5space3fooEii", true),
+            ("foo", "_ZN5space3fooEii", false),
+            ("space::foo()", "_ZN5space3fooEii", false),
+            ("mycrate::foo", "_RNvCs1234_7mycrate3foo", true),
+            ("mycrate::fo", "_RNvCs1234_7mycrate3foo", false),
+        ] {
+            let shown = demangle(mangled);
+            let found = names_function(pattern, mangled, &shown);
+            assert_eq!(found, named, "{pattern} {mangled}");
+        }
+    }
 
     #[test]
     fn processes_are_named_by_number() {

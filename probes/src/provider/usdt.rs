@@ -19,8 +19,9 @@ use introspect::user::demangle::demangle;
 use introspect::user::static_probes::{
     ArgumentTypes, Semaphore, SiteArgument, StaticSite, ValueKind,
 };
+use introspect::user::symbols::FunctionSymbols;
 
-use super::uprobe::{UserMatches, text};
+use super::uprobe::{UserMatches, names_file, text};
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Probe, SemaphoreText, Signature, StaticPlace, StaticText, Target};
 
@@ -56,8 +57,8 @@ pub fn has_file(pattern: &ProbePattern) -> bool {
 
 /// The parts that a pattern selects, each itself a pattern; empty parts match everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Wanted<'p> {
-    process: Option<i32>,
+pub(super) struct Wanted<'p> {
+    pub(super) process: Option<i32>,
     /// Compared with the file's path or its last part.
     file: &'p str,
     provider: &'p str,
@@ -110,9 +111,60 @@ impl<'p> Wanted<'p> {
         std::iter::once(all).chain(in_process)
     }
 
-    fn has_file(&self, path: &str, last: &str) -> bool {
-        matches_part(self.file, path) || matches_part(self.file, last)
+    /// Returns the parts that a pattern may select, in each way to read it.
+    pub(super) fn all_of(pattern: &'p ProbePattern) -> Vec<Self> {
+        match is_meant(pattern) {
+            true => vec![Self::of_file(pattern)],
+            false => Self::of_provider(pattern).collect(),
+        }
     }
+
+    /// Returns the name of a probe of the file at `path`, if these parts select it. `function` is
+    /// the site's, unless its author has declared another.
+    pub(super) fn name_of(
+        &self,
+        site: &StaticSite,
+        path: &str,
+        function: &dyn Fn() -> String,
+    ) -> Result<ProbeName, Unselected> {
+        if !matches_part(self.provider, &site.provider) {
+            return Err(Unselected::Other);
+        }
+        let name = site.script_name();
+        if !matches_part(self.name, &site.name) && !matches_part(self.name, &name) {
+            return Err(Unselected::Name(name));
+        }
+        let module = declared_module(site).unwrap_or_else(|| last_part(path));
+        let fits = |name: &str| matches_part(self.module, name);
+        if !fits(module) && !fits(path) && !fits(last_part(path)) {
+            return Err(Unselected::Other);
+        }
+        let declared = site.declared.as_ref().map(|name| &name.function);
+        let function = match declared.filter(|function| !function.is_empty()) {
+            Some(declared) => declared.clone(),
+            None => function(),
+        };
+        if !matches_part(self.function, &function) {
+            return Err(Unselected::Other);
+        }
+        let provider = match self.process {
+            Some(pid) => format!("{}{pid}", site.provider),
+            None => site.provider.clone(),
+        };
+        Ok(ProbeName::new(&provider, module, &function, &name))
+    }
+
+    pub(super) fn has_file(&self, path: &str, last: &str) -> bool {
+        names_file(self.file, path, last)
+    }
+}
+
+/// The reason that a site is not selected.
+pub(super) enum Unselected {
+    /// Its name alone, which is this.
+    Name(String),
+    /// Another part of it.
+    Other,
 }
 
 /// Finds the probes that match `pattern` in a paused guest. `unpatched` reads physical memory
@@ -183,23 +235,15 @@ fn of_file(
     // By name, because the sites of a probe are collected.
     let mut known: HashMap<ProbeName, Known> = HashMap::new();
     for site in &sites.sites {
-        if !matches_part(wanted.provider, &site.provider) {
-            continue;
-        }
-        let name = site.script_name();
-        if !matches_part(wanted.name, &site.name) && !matches_part(wanted.name, &name) {
-            note_name(name, found);
-            continue;
-        }
-        let module = declared_module(site).unwrap_or_else(|| last_part(path));
-        let fits = |name: &str| matches_part(wanted.module, name);
-        if !fits(module) && !fits(path) && !fits(last_part(path)) {
-            continue;
-        }
-        let function = function_of(file, site);
-        if !matches_part(wanted.function, &function) {
-            continue;
-        }
+        let function = || function_at(file.functions(), site.address);
+        let name = match wanted.name_of(site, path, &function) {
+            Ok(name) => name,
+            Err(Unselected::Name(name)) => {
+                note_name(name, found);
+                continue;
+            }
+            Err(Unselected::Other) => continue,
+        };
         let Some(offset) = site.offset.filter(|offset| *offset < file.file.size) else {
             let (provider, name) = (&site.provider, &site.name);
             found.incomplete.push(format!(
@@ -208,11 +252,6 @@ fn of_file(
             ));
             continue;
         };
-        let provider = match wanted.process {
-            Some(pid) => format!("{}{pid}", site.provider),
-            None => site.provider.clone(),
-        };
-        let name = ProbeName::new(&provider, module, &function, &name);
         let known = known.entry(name).or_insert_with_key(|name| {
             found.probes.push(probe(name.clone(), wanted, site));
             Known {
@@ -249,20 +288,22 @@ struct Known {
     semaphores: HashSet<Semaphore>,
 }
 
+/// Returns the arguments of a site.
+pub(super) fn signature(site: &StaticSite) -> Signature {
+    let types = site.types.as_deref().unwrap_or_default();
+    let arguments = site.arguments.iter().enumerate();
+    let arguments = arguments.map(|(number, argument)| described(argument, types.get(number)));
+    Signature {
+        arguments: arguments.collect(),
+        returns: None,
+    }
+}
+
 /// Creates a probe without sites.
 fn probe(name: ProbeName, wanted: &Wanted<'_>, site: &StaticSite) -> Probe {
-    let types = site.types.as_deref().unwrap_or_default();
     Probe {
         name,
-        signature: Some(Signature {
-            arguments: site
-                .arguments
-                .iter()
-                .enumerate()
-                .map(|(number, argument)| described(argument, types.get(number)))
-                .collect(),
-            returns: None,
-        }),
+        signature: Some(signature(site)),
         target: Target::Static(StaticText {
             process: wanted.process,
             sites: Vec::new(),
@@ -311,13 +352,9 @@ fn declared_module(site: &StaticSite) -> Option<&str> {
     Some(module).filter(|module| !module.is_empty())
 }
 
-/// Returns the function of a site.
-fn function_of(file: &TextFile<'_>, site: &StaticSite) -> String {
-    let declared = site.declared.as_ref().map(|name| &name.function);
-    if let Some(declared) = declared.filter(|function| !function.is_empty()) {
-        return declared.clone();
-    }
-    match file.functions().resolve(site.address) {
+/// Returns the function at a site's address.
+pub(super) fn function_at(functions: &FunctionSymbols, address: u64) -> String {
+    match functions.resolve(address) {
         Some((function, _)) => demangle(function.name).into_owned(),
         None => NO_FUNCTION.to_owned(),
     }
