@@ -44,6 +44,7 @@ pub(in crate::dt) fn tracepoint(system: &str, event: &str, arguments: &[(&str, &
             call_sites: Vec::new(),
             listeners: Gva(4),
             structure: Gva(5),
+            record: None,
         }),
     }
 }
