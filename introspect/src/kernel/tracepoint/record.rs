@@ -236,7 +236,7 @@ mod tests {
         let wraps = |kernel: &mut TestKernel| kernel.words(FIELDS + 32, &[u64::MAX]);
         for (breaks, expected) in [
             (endless as fn(&mut TestKernel), "trace_event_class.fields"),
-            (wild, "ftrace_event_field at"),
+            (wild, "name of a field at"),
             (nameless, "has no name or type"),
             (far, "outside of a record"),
             (wraps, "outside of a record"),
