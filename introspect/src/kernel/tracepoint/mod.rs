@@ -211,8 +211,8 @@ impl TracepointLayout {
         self.members.as_ref().map(|members| members.funcs)
     }
 
-    /// Reads the record that the kernel writes for an event. Returns `None` for a tracepoint without
-    /// an event, or if the fields of events are not known.
+    /// Reads the record that the kernel writes for an event. Returns `None` for a tracepoint
+    /// without an event, or if the fields of events are not known.
     ///
     /// # Errors
     /// If the guest's list of fields is broken.
