@@ -170,7 +170,7 @@ fn ready_scripts_are_listed_and_shown() {
     let listed = world.run("scripts");
     assert_eq!(
         (listed.status, listed.stdout.lines().count()),
-        (0, 15),
+        (0, 48),
         "{listed:?}"
     );
     assert!(
