@@ -14,7 +14,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use vmm::machine::DiskConfig;
 
-use crate::commands::top::Kind as TopKind;
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
@@ -433,6 +432,19 @@ impl Trace {
         let given = given.into_iter().filter(|(_, given)| *given);
         given.map(|(name, _)| name).collect()
     }
+}
+
+/// The views of a whole guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TopKind {
+    /// Processes: time on CPUs, system calls, page faults
+    Processes,
+    /// System calls: number, time, failures
+    Calls,
+    /// Files: bytes that programs read and write
+    Files,
+    /// TCP connections: bytes sent and received
+    Connections,
 }
 
 /// Options of `top`.

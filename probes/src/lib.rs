@@ -24,7 +24,6 @@ mod doorbell;
 pub mod engine;
 pub mod event;
 pub mod fields;
-pub mod foreign;
 pub mod json;
 pub mod kernel_view;
 pub mod merge;

@@ -7,10 +7,10 @@
 //!
 //! Sources: dtrace(1), dt(4), SDT(9).
 
+pub mod foreign;
+
 use std::borrow::Cow;
 use std::fmt;
-
-use crate::foreign;
 
 /// The length of the longest pattern in bytes.
 const LONGEST: usize = 1024;
@@ -188,6 +188,15 @@ fn module_name(module: &str) -> Cow<'_, str> {
 impl fmt::Display for ProbePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
+    }
+}
+
+/// Parses a name that is an offset.
+pub(crate) fn offset(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix('+').unwrap_or(name);
+    match digits.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => digits.parse().ok(),
     }
 }
 

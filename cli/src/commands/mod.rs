@@ -15,7 +15,7 @@ mod remote;
 mod run;
 mod script;
 pub mod script_output;
-pub(crate) mod top;
+mod top;
 mod trace;
 pub mod trace_output;
 

@@ -14,7 +14,7 @@ use vmm::machine::Handle;
 
 use super::{SUGGESTIONS, UnknownFunction};
 use crate::kernel_view::KernelView;
-use crate::name::{ProbeName, ProbePattern, matches_part};
+use crate::name::{ProbeName, ProbePattern, matches_part, offset};
 use crate::probe::{Argument, Moment, Probe, Signature, Target};
 
 /// The name of the provider.
@@ -201,21 +201,6 @@ pub fn unknown_functions(
             nearest: nearest(name),
         })
         .collect()
-}
-
-/// Checks whether a name stands for no moment and no offset.
-pub(crate) fn is_no_moment(name: &str) -> bool {
-    let moments = [Moment::Entry, Moment::Return];
-    offset(name).is_none() && !moments.iter().any(|m| matches_part(name, m.name()))
-}
-
-/// Parses a name that is an offset.
-pub(crate) fn offset(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix('+').unwrap_or(name);
-    match digits.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok(),
-        None => digits.parse().ok(),
-    }
 }
 
 /// Returns a function's signature from BTF.

@@ -15,8 +15,7 @@ use introspect::system::{PausedSystem, TextFile, Unavailable};
 use introspect::user::demangle::{demangle, without_parameters};
 use introspect::x86_64::PAGE;
 
-use super::kprobe::offset;
-use crate::name::{ProbeName, ProbePattern, matches_part};
+use crate::name::{ProbeName, ProbePattern, matches_part, offset};
 use crate::probe::{Moment, Probe, Target, UserText};
 
 /// The name of the provider for all processes.

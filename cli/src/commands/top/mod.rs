@@ -13,8 +13,6 @@ use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-pub use views::Kind;
-
 use crate::args;
 use crate::commands::remote::find;
 use crate::commands::script::Source;

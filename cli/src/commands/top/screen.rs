@@ -13,7 +13,8 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 
 use super::feed::{Event, Feed};
 use super::table::{Frame, Order, Row, rows, shown};
-use super::views::{self, Kind, View};
+use super::views::{self, View};
+use crate::args::TopKind as Kind;
 use crate::registry::Running;
 use crate::report::{Failure, printable};
 

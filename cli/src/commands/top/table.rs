@@ -147,8 +147,8 @@ pub fn shown(number: f64, unit: &Unit) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::views::Kind;
     use super::*;
+    use crate::args::TopKind as Kind;
 
     fn frame(lines: &[&str]) -> Frame {
         let mut collector = Collector::default();

@@ -6,23 +6,11 @@
 use bt::ast::{Aggregation, Dialect, Script, StatementKind};
 use bt::parse::parse;
 use bt::walk;
-use clap::ValueEnum;
+
+use crate::args::TopKind as Kind;
 
 /// The text that a script prints after its maps.
 pub const TICK: &str = "top";
-
-/// The views of a whole guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    /// Processes: time on CPUs, system calls, page faults
-    Processes,
-    /// System calls: number, time, failures
-    Calls,
-    /// Files: bytes that programs read and write
-    Files,
-    /// TCP connections: bytes sent and received
-    Connections,
-}
 
 /// The unit of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -251,6 +239,8 @@ fn maps(script: &Script) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use clap::ValueEnum;
+
     use super::*;
 
     #[test]

@@ -35,7 +35,8 @@ pub(super) fn placed<'s>(
     }
 }
 
-/// Returns a pattern with arguments in the place of `$` and a number. Another `$` is part of a name.
+/// Returns a pattern with arguments in the place of `$` and a number. Another `$` is part of a
+/// name.
 fn replaced(text: &str, arguments: &[Vec<u8>], span: Span) -> Result<String, Diagnostic> {
     let mut parts = text.split('$');
     let mut out = parts.next().unwrap_or_default().to_owned();

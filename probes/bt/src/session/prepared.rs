@@ -1,7 +1,6 @@
 //! A script before it runs: finds its probes and compiles its rules for them.
 
 use probes::engine::{EnableError, Engine, Filter, RingSize, SessionError};
-use probes::foreign;
 use probes::module_probes::ModuleProbes;
 use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Probe, Target};
@@ -455,7 +454,7 @@ pub(super) fn texts(named: &ProbeName, dialect: Dialect, is_foreign: bool) -> Pr
         ..
     } = named;
     let whole = match dialect {
-        Dialect::Normal if is_foreign => foreign::shown(named),
+        Dialect::Normal if is_foreign => probes::name::foreign::shown(named),
         Dialect::Normal => named.to_string(),
         Dialect::Strict => format!("{provider}:{function}:{last}"),
     };

@@ -1,8 +1,8 @@
 //! Addresses in commands: full ones, short ones, symbols.
 //!
 //! A short one has the last digits of a full one: its upper bits are those of KTZERO. So the manual
-//! page writes 16c2c6 for ffffffff8016c2c6. Linux's text does not begin where these bits do. A number
-//! too small to reach it so is an offset from KTZERO.
+//! page writes 16c2c6 for ffffffff8016c2c6. Linux's text does not begin where these bits do. A
+//! number too small to reach it so is an offset from KTZERO.
 
 use std::ops::RangeInclusive;
 

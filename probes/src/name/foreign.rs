@@ -4,11 +4,17 @@
 //! They are read as DTrace's four parts, and a script's `probe` shows them as they were written.
 //! Forms that mean something else as parts, such as `kprobe:vfs_read:return`, stay parts.
 
-use crate::name::ProbeName;
-use crate::provider::{kprobe, system_calls, tracepoint, uprobe};
+use super::{ProbeName, matches_part, offset};
 
 /// Provider, module, function and name of a pattern.
 type Parts<'t> = [&'t str; 4];
+
+// The providers and the kernel's own module, as [`provider`](crate::provider) names them.
+const KPROBE: &str = "kprobe";
+const KERNEL: &str = "vmlinux";
+const SYSCALL: &str = "syscall";
+const TRACEPOINT: &str = "tracepoint";
+const UPROBE: &str = "uprobe";
 
 /// The start of the names of events at which system calls are entered.
 const SYS_ENTER: &str = "sys_enter_";
@@ -24,16 +30,12 @@ pub(crate) fn parts<'t>(parts: &[&'t str]) -> Option<Parts<'t>> {
         ["uprobe" | "u", file, function] => Some(of_file("uprobe", file, function, "entry")),
         ["uretprobe" | "ur", file, function] => Some(["uprobe", file, function, "return"]),
         ["tracepoint" | "t", "syscalls", event] => of_system_call(event),
-        ["tracepoint" | "t", "raw_syscalls", "sys_enter"] => {
-            Some([system_calls::PROVIDER, "", "*", "entry"])
-        }
-        ["tracepoint" | "t", "raw_syscalls", "sys_exit"] => {
-            Some([system_calls::PROVIDER, "", "*", "return"])
-        }
+        ["tracepoint" | "t", "raw_syscalls", "sys_enter"] => Some([SYSCALL, "", "*", "entry"]),
+        ["tracepoint" | "t", "raw_syscalls", "sys_exit"] => Some([SYSCALL, "", "*", "return"]),
         ["t", system] => Some(["tracepoint", "", system, ""]),
         ["tracepoint" | "t", system, event] => Some(["tracepoint", "", system, event]),
         ["rawtracepoint" | "rt", event] => Some(["tracepoint", "", "", event]),
-        ["rawtracepoint" | "rt", kprobe::KERNEL, event] => Some(["tracepoint", "", "", event]),
+        ["rawtracepoint" | "rt", KERNEL, event] => Some(["tracepoint", "", "", event]),
         ["rawtracepoint" | "rt", system, event] => Some(["tracepoint", "", system, event]),
         _ => None,
     }
@@ -49,15 +51,20 @@ fn kernel_moment(provider: &str) -> Option<&'static str> {
 }
 
 fn of_kernel<'t>(provider: &str, moment: &'static str, rest: &[&'t str]) -> Option<Parts<'t>> {
-    let is_own = provider == kprobe::PROVIDER;
+    let is_own = provider == KPROBE;
     match *rest {
         [function] if moment == "entry" => Some(of_file("kprobe", "", function, moment)),
         [function] => Some(["kprobe", "", function, moment]),
         // The last part may be the name, as in `kprobe:vfs_read:return`.
-        [_, last] if is_own && !kprobe::is_no_moment(last) => None,
+        [_, last] if is_own && is_moment(last) => None,
         [module, function] => Some(["kprobe", module, function, moment]),
         _ => None,
     }
+}
+
+/// Checks whether a name may stand for a moment, or is an offset.
+fn is_moment(name: &str) -> bool {
+    offset(name).is_some() || ["entry", "return"].iter().any(|of| matches_part(name, of))
 }
 
 /// Returns the parts of a function with an offset, `vfs_read+16`, or without.
@@ -68,16 +75,14 @@ fn of_file<'t>(
     moment: &'static str,
 ) -> Parts<'t> {
     match function.rsplit_once('+') {
-        Some((function, offset)) if kprobe::offset(offset).is_some() => {
-            [provider, module, function, offset]
-        }
+        Some((function, at)) if offset(at).is_some() => [provider, module, function, at],
         _ => [provider, module, function, moment],
     }
 }
 
 /// Returns the parts of an event of a system call. Its name may be a pattern.
 fn of_system_call(event: &str) -> Option<Parts<'_>> {
-    let provider = system_calls::PROVIDER;
+    let provider = SYSCALL;
     let (enter, exit) = (event.strip_prefix(SYS_ENTER), event.strip_prefix(SYS_EXIT));
     match (enter, exit, event) {
         (Some(call), _, _) => Some([provider, "", call, "entry"]),
@@ -99,19 +104,19 @@ pub fn shown(name: &ProbeName) -> String {
         name,
     } = name;
     let of_module = |provider: &str| match module.as_str() {
-        "" | kprobe::KERNEL => format!("{provider}:{function}"),
+        "" | KERNEL => format!("{provider}:{function}"),
         module => format!("{provider}:{module}:{function}"),
     };
     match (provider.as_str(), name.as_str()) {
-        (kprobe::PROVIDER, "entry") => of_module("kprobe"),
-        (kprobe::PROVIDER, "return") => of_module("kretprobe"),
-        (kprobe::PROVIDER, offset) => format!("{}+{offset}", of_module("kprobe")),
-        (system_calls::PROVIDER, "entry") => format!("tracepoint:syscalls:{SYS_ENTER}{function}"),
-        (system_calls::PROVIDER, _) => format!("tracepoint:syscalls:{SYS_EXIT}{function}"),
-        (tracepoint::PROVIDER, event) => format!("tracepoint:{function}:{event}"),
-        (uprobe::PROVIDER, "entry") => format!("uprobe:{module}:{function}"),
-        (uprobe::PROVIDER, "return") => format!("uretprobe:{module}:{function}"),
-        (uprobe::PROVIDER, offset) => format!("uprobe:{module}:{function}+{offset}"),
+        (KPROBE, "entry") => of_module("kprobe"),
+        (KPROBE, "return") => of_module("kretprobe"),
+        (KPROBE, at) => format!("{}+{at}", of_module("kprobe")),
+        (SYSCALL, "entry") => format!("tracepoint:syscalls:{SYS_ENTER}{function}"),
+        (SYSCALL, _) => format!("tracepoint:syscalls:{SYS_EXIT}{function}"),
+        (TRACEPOINT, event) => format!("tracepoint:{function}:{event}"),
+        (UPROBE, "entry") => format!("uprobe:{module}:{function}"),
+        (UPROBE, "return") => format!("uretprobe:{module}:{function}"),
+        (UPROBE, at) => format!("uprobe:{module}:{function}+{at}"),
         _ if module.is_empty() => format!("{provider}:{function}:{name}"),
         _ => format!("{provider}:{module}:{function}:{name}"),
     }
@@ -120,8 +125,8 @@ pub fn shown(name: &ProbeName) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::super::ProbePattern;
     use super::*;
-    use crate::name::ProbePattern;
 
     #[test]
     fn names_of_bpftrace_are_read_as_parts_and_shown_as_written() {
