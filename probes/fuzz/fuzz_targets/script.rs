@@ -97,13 +97,15 @@ fuzz_target!(|bytes: &[u8]| {
             hz: 1_000_000_000,
         };
         match Prepared::new(&script, &options, &Anybody, &Anybody, 2, clock) {
-            Ok(prepared) => prepared.run_alone(&mut |output| {
-                let _ = text::render(&output, dialect, &Anybody);
-                let _ = json::render(&output, dialect, &Anybody);
-                if let Output::Map { snapshot, .. } = &output {
-                    let _ = collapsed::render(snapshot, &Anybody);
-                }
-            }),
+            Ok(prepared) => {
+                prepared.run_alone(&mut |output| {
+                    let _ = text::render(&output, dialect, &Anybody);
+                    let _ = json::render(&output, dialect, &Anybody);
+                    if let Output::Map { snapshot, .. } = &output {
+                        let _ = collapsed::render(snapshot, &Anybody);
+                    }
+                });
+            }
             Err(wrong) => shown(&wrong),
         }
     }
