@@ -83,14 +83,27 @@ fn of_file<'t>(
 /// Returns the parts of an event of a system call. Its name may be a pattern.
 fn of_system_call(event: &str) -> Option<Parts<'_>> {
     let provider = SYSCALL;
-    let (enter, exit) = (event.strip_prefix(SYS_ENTER), event.strip_prefix(SYS_EXIT));
-    match (enter, exit, event) {
+    let call = |start| event.strip_prefix(start).map(call_of);
+    match (call(SYS_ENTER), call(SYS_EXIT), event) {
         (Some(call), _, _) => Some([provider, "", call, "entry"]),
         (_, Some(call), _) => Some([provider, "", call, "return"]),
         (_, _, "*" | "sys_*") => Some([provider, "", "*", ""]),
         (_, _, "sys_enter*") => Some([provider, "", "*", "entry"]),
         (_, _, "sys_exit*") => Some([provider, "", "*", "return"]),
         _ => None,
+    }
+}
+
+/// Returns the system call of an event's name. The kernel's own name of some calls is another.
+fn call_of(name: &str) -> &str {
+    match name {
+        "newstat" => "stat",
+        "newfstat" => "fstat",
+        "newlstat" => "lstat",
+        "newuname" => "uname",
+        "umount" => "umount2",
+        "sendfile64" => "sendfile",
+        other => other,
     }
 }
 
@@ -177,6 +190,11 @@ mod tests {
                 "tracepoint:syscalls:sys_enter_openat",
                 "syscall::openat:entry",
                 "tracepoint:syscalls:sys_enter_openat",
+            ),
+            (
+                "tracepoint:syscalls:sys_enter_newstat",
+                "syscall::stat:entry",
+                "tracepoint:syscalls:sys_enter_stat",
             ),
             (
                 "t:syscalls:sys_exit_*",

@@ -112,7 +112,15 @@ pub(super) fn names_file(pattern: &str, path: &str, last: &str) -> bool {
             && version.is_some_and(|rest| rest.starts_with(".so") || rest.starts_with('-'))
             && last.contains(".so")
     };
-    matches_part(pattern, path) || matches_part(pattern, last) || is_library()
+    // Distributions have merged these folders into /usr, and links lead there.
+    let is_merged = || {
+        let merged = ["/bin/", "/sbin/", "/lib/", "/lib64/"];
+        let rest = path.strip_prefix("/usr");
+        rest.is_some_and(|rest| {
+            merged.iter().any(|folder| pattern.starts_with(folder)) && matches_part(pattern, rest)
+        })
+    };
+    matches_part(pattern, path) || matches_part(pattern, last) || is_library() || is_merged()
 }
 
 /// Returns the address that a function's name is.

@@ -95,6 +95,13 @@ impl RuleCompiler<'_, '_> {
                 match self.expression(operand) {
                     Type::Pointer(to) => self.access(to),
                     Type::Lvalue(MemoryType::Array { element, .. }) => self.access(*element),
+                    // The address of a word, as kaddr() gives it.
+                    Type::Number | Type::Unsigned if !self.is_strict() => {
+                        self.access(MemoryType::Number {
+                            bytes: 8,
+                            signed: false,
+                        })
+                    }
                     _ => self.refuse(
                         of.span,
                         "expected a pointer; cast this to one, as in *(uint64 *)x",

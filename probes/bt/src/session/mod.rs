@@ -10,6 +10,7 @@ mod arguments;
 mod limits;
 mod output;
 mod prepared;
+mod resolved;
 mod to_come;
 mod traceable;
 

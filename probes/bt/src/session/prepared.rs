@@ -6,12 +6,12 @@ use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Probe, Target};
 
 pub use probes::provider::NotFound;
-use probes::provider::module;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use super::resolved::{Resolved, kinds_of, of_modules, resolve};
 use super::to_come::ToCome;
 use super::{ScriptSession, arguments, limits, output};
 use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
@@ -55,6 +55,8 @@ pub struct Prepared {
     of_modules: Vec<ProbePattern>,
     /// The maps that are printed at the end, in order.
     printed: Vec<usize>,
+    /// The messages about probes that do not exist, of rules that have others.
+    missing: Vec<String>,
     clock: Clock,
 }
 
@@ -193,7 +195,7 @@ impl Prepared {
         let script = &*arguments::placed(script, &options.arguments)?;
         let options = &limits::of(script, options)?;
         let dialect = options.dialect;
-        let resolved = resolve(script, finder, dialect)?;
+        let (resolved, missing) = resolve(script, finder, dialect)?;
         let mut compiler = Compiler::new(script, options, guest);
         for probe in resolved.values().flat_map(|found| &found.probes) {
             compiler.may_put_out(longest_text(&probe.name));
@@ -229,6 +231,7 @@ impl Prepared {
             places,
             of_modules: of_modules(&resolved),
             printed,
+            missing,
             clock,
         })
     }
@@ -279,7 +282,7 @@ impl Prepared {
             printed: self.printed,
             clock: self.clock,
             probes: Vec::new(),
-            skipped: Vec::new(),
+            skipped: self.missing,
             modules: None,
             to_come: Vec::new(),
             filter_to_come: Filter::default(),
@@ -322,90 +325,6 @@ impl Prepared {
         running.look_for_modules(ModuleProbes::take_up_present);
         Ok(running)
     }
-}
-
-/// The probes that match each pattern of a script.
-type Resolved<'s> = HashMap<&'s str, Found>;
-
-/// The probes of a pattern.
-struct Found {
-    probes: Vec<Probe>,
-    /// Whether these are the forms of probes of a module that is not loaded.
-    to_come: bool,
-}
-
-/// Returns the patterns that name a module of the kernel.
-fn of_modules(resolved: &Resolved<'_>) -> Vec<ProbePattern> {
-    let parsed = resolved.keys().map(|text| ProbePattern::parse(text));
-    let named = parsed.flatten().filter(|p| module::named(p).is_some());
-    let mut named: Vec<ProbePattern> = named.collect();
-    named.sort_by(|one, other| one.text.cmp(&other.text));
-    named
-}
-
-fn resolve<'s>(
-    script: &'s Script,
-    finder: &dyn Finder,
-    dialect: Dialect,
-) -> Result<Resolved<'s>, Vec<Diagnostic>> {
-    let mut resolved = Resolved::new();
-    let mut wrong = Vec::new();
-    for spec in script.rules.iter().flat_map(|rule| &rule.probes) {
-        let ProbeKind::Pattern(pattern) = &spec.kind else {
-            continue;
-        };
-        if resolved.contains_key(pattern.as_str()) {
-            continue;
-        }
-        match finder.find(pattern) {
-            Ok(probes) => {
-                let to_come = false;
-                resolved.insert(pattern, Found { probes, to_come });
-            }
-            Err(none) => {
-                let probes = finder.to_come(pattern);
-                if probes.is_empty() {
-                    wrong.push(Diagnostic {
-                        dialect,
-                        suggestions: none.nearest,
-                        ..Diagnostic::new(spec.span, none.message)
-                    });
-                    continue;
-                }
-                let to_come = true;
-                resolved.insert(pattern, Found { probes, to_come });
-            }
-        }
-    }
-    match wrong.is_empty() {
-        true => Ok(resolved),
-        false => Err(wrong),
-    }
-}
-
-/// Returns the kinds of probe for which a rule is compiled.
-fn kinds_of(rule: &Rule, resolved: &Resolved<'_>) -> Vec<ProbeKindInfo> {
-    let mut kinds = Vec::new();
-    let mut seen = HashSet::new();
-    let with_number = asks_for_number(rule);
-    for spec in &rule.probes {
-        let found = match &spec.kind {
-            ProbeKind::Begin | ProbeKind::End => vec![ProbeKindInfo::default()],
-            ProbeKind::Pattern(pattern) => {
-                let found = resolved.get(pattern.as_str()).into_iter();
-                let probes = found.flat_map(|found| &found.probes);
-                probes
-                    .map(|probe| ProbeKindInfo::of(probe, with_number))
-                    .collect()
-            }
-        };
-        for kind in found {
-            if seen.insert(kind.clone()) {
-                kinds.push(kind);
-            }
-        }
-    }
-    kinds
 }
 
 /// Returns the names of the maps that rules assign to in their outermost statements: bt(5) prints
