@@ -198,7 +198,7 @@ fn ready_scripts_are_listed_and_shown() {
     assert!(
         unknown
             .stderr
-            .contains("no script \"nothing\"; there are biolatency.bt, "),
+            .contains("no script \"nothing\"; there are bashreadline.bt, "),
         "{unknown:?}"
     );
     let unknown = world.run("trace nothing.bt");
