@@ -354,9 +354,11 @@ fn examples() -> [(&'static str, Vec<u8>); 2] {
 /// Checks both with one script, whatever the name of the program's own structure.
 fn check_examples(guest: &UserGuest) {
     const PACKETS: usize = 20;
+    // A packet takes nanoseconds: more of them than any wait lasts.
+    const ENDLESS: &str = "1000000000000000000";
     for program in ["icmp", "icmp-rust"] {
         // Probes are known of programs that some process has.
-        let pid = guest.spawn(&format!("{program} {FOR_EVER}"));
+        let pid = guest.spawn(&format!("{program} {ENDLESS}"));
         // Not while it is still the shell's copy.
         guest.shell.output(&format!(
             "until grep -qx {program} /proc/{pid}/comm; do busybox usleep 20000; done; kill -STOP {pid}"
