@@ -453,7 +453,7 @@ pub struct Top {
     /// The machine
     #[command(flatten)]
     pub which: VmSelector,
-    /// What the rows are
+    /// The kind of rows
     #[arg(long, value_enum, value_name = "WHAT", default_value = "processes")]
     pub by: TopKind,
     /// Show the maps of numbers of this script

@@ -95,7 +95,7 @@ impl SpeculationResult<'_> {
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// Puts `length` zero bytes at `start`, for the path alone. The guest should have no memory
+    /// Adds `length` zero bytes at `start`, for the path alone. The guest should have no memory
     /// there. It takes the place of the bytes put there before.
     pub fn put_scratch(&mut self, start: Gva, length: usize) {
         self.buffer.set_scratch(Scratch {

@@ -51,7 +51,7 @@ pub enum FileError {
 /// Lists the probes of the file at `path` that match a pattern.
 ///
 /// # Errors
-/// If the file cannot be opened, or is no ELF file.
+/// If the file cannot be opened, or is not an ELF file.
 pub fn list(path: &Path, pattern: &ProbePattern) -> Result<FileProbes, FileError> {
     let shown = || path.display().to_string();
     let file = HostFile::open(path).map_err(|source| FileError::Open {

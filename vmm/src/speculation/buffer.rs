@@ -76,7 +76,7 @@ impl<'c> StoreBuffer<'c> {
         }
     }
 
-    /// Puts memory where the guest has none; it takes the place of such memory before.
+    /// Adds memory where the guest has none. It replaces memory that was added before.
     pub(super) fn set_scratch(&mut self, scratch: Scratch) {
         self.scratch = scratch;
     }

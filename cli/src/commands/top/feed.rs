@@ -16,7 +16,7 @@ use crate::protocol::script::{Form, Line, ScriptRequest};
 use crate::registry::Running;
 use crate::report::Failure;
 
-/// What comes from the script.
+/// An event of the script.
 pub enum Event {
     /// The maps of a tick.
     Tick(Frame),

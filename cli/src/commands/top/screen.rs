@@ -23,7 +23,7 @@ const STEP: Duration = Duration::from_millis(100);
 /// The keys, on the last line.
 const HELP: &str = "p processes  c calls  f files  n connections  < > column  r reverse  / filter  Enter stacks  space pause  q quit";
 
-/// What a key asks for.
+/// The request that a key makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
     /// Nothing that concerns the script.

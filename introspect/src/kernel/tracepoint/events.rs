@@ -57,7 +57,7 @@ pub enum EventError {
     },
 }
 
-/// What is known of an event.
+/// An event as far as it is known.
 #[derive(Debug, Clone)]
 pub(super) struct Event {
     pub(super) system: Rc<str>,

@@ -39,7 +39,12 @@ impl State {
     /// Stores a value. Returns `false` if there is no room.
     fn store(&mut self, key: &[Value], value: Value, size: Capacity) -> bool {
         self.is_set = true;
-        if let Some(cell) = self.entries.get_mut(key) {
+        // Only a map that evicts needs the order of uses.
+        let cell = match size.evicts {
+            true => self.entries.get_mut(key),
+            false => self.entries.peek_mut(key),
+        };
+        if let Some(cell) = cell {
             *cell = value;
             return true;
         }
@@ -66,7 +71,11 @@ impl Cells {
     /// Returns the value, and whether there was room for an entry that reading makes.
     pub(super) fn get(&self, key: &[Value]) -> (Option<Value>, bool) {
         let mut state = lock(&self.state);
-        match state.entries.get(key).cloned() {
+        let found = match self.size.evicts {
+            true => state.entries.get(key).cloned(),
+            false => state.entries.peek(key).cloned(),
+        };
+        match found {
             Some(value) => (Some(value), true),
             None if self.dialect == Dialect::Strict && state.is_set => {
                 let stored = state.store(key, Value::ZERO, self.size);

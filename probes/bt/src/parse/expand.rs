@@ -390,7 +390,7 @@ impl Substitution {
     }
 }
 
-/// Gives the names in an expression a place.
+/// Sets the place of the names in an expression.
 fn place_names(of: &mut Expression, place: Span) {
     match &mut of.kind {
         ExpressionKind::Member { name_span, .. } => *name_span = place,

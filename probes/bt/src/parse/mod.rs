@@ -28,14 +28,19 @@ mod dump;
 #[cfg(test)]
 mod random_tests;
 
-use crate::ast::{Dialect, Script, Span};
+use std::sync::LazyLock;
+
+use crate::ast::{Dialect, Macro, Script, Span};
 use crate::check;
 use crate::diagnostic::{Diagnostic, MOST_ERRORS};
 use crate::lex::normal::{Lexer, Token, TokenKind};
 pub use tree::HIGHEST;
 
 /// The macros of the language itself.
-const PRELUDE: &str = include_str!("../prelude.bt");
+static PRELUDE: LazyLock<Vec<Macro>> = LazyLock::new(|| {
+    let text = include_str!("../prelude.bt");
+    Parser::new(text.as_bytes()).script().macros
+});
 
 /// The greatest number of bytes of a script.
 pub const LONGEST: usize = 1 << 20;
@@ -61,8 +66,7 @@ pub fn parse(text: &[u8], dialect: Dialect) -> Result<Script, Vec<Diagnostic>> {
             let mut script = parser.script();
             let constants = Parser::constants(text, &directed.constants);
             script.macros.extend(constants);
-            let prelude = Parser::new(PRELUDE.as_bytes()).script();
-            let errors = expand::expand(&mut script, &prelude.macros);
+            let errors = expand::expand(&mut script, &PRELUDE);
             parser.errors.extend(errors);
             if !parser.errors.is_empty() {
                 return Err(in_order(parser.errors));
