@@ -86,7 +86,7 @@ pub enum Builtin {
 }
 
 /// The language's functions. `hist` and the like are no expressions: see
-/// [`StatementKind::Aggregate`].
+/// [`StatementKind::Aggregate`](super::StatementKind::Aggregate).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Function {
     /// `printf(format, ...)`.
