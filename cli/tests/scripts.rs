@@ -42,12 +42,12 @@ fn json(ended: &Ended) -> Vec<serde_json::Value> {
 #[test]
 fn a_script_of_begin_and_end_needs_no_machine() {
     let world = World::new();
-    let script = r#"BEGIN { printf("%s %d of %d\n", str($1), $2 + 1, $#); @a["x"] = 5; errorf("told\n"); } END { printf("end\n"); }"#;
+    let script = r#"BEGIN { printf("%s %d of %d\n", str($1), $2 + 1, $#); @a["x"] = 5; errorf("told"); } END { printf("end\n"); }"#;
     world.write(
         "args.bt",
         format!("#!/usr/bin/env -S exotrace trace\n/* comment */\n{script}\n").as_bytes(),
     );
-    let expected = "one 42 of 2\nend\n@a[x]: 5\n";
+    let expected = "one 42 of 2\nend\n\n\n@a[x]: 5\n";
     let by_word = Ended::from(
         world
             .command_of(&["trace", "-e", script, "one", "41"])
@@ -59,10 +59,15 @@ fn a_script_of_begin_and_end_needs_no_machine() {
     let mut piped = world.command("trace - one 41");
     piped.stdin(File::open(world.path("args.bt")).unwrap());
     let piped = Ended::from(piped.output().unwrap());
-    for ended in [by_word, by_file, by_path, piped] {
+    for (ended, place) in [
+        (by_word, "exotrace:1:68-81"),
+        (by_file, "args.bt:3:68-81"),
+        (by_path, "./args.bt:3:68-81"),
+        (piped, "-:3:68-81"),
+    ] {
         assert_eq!(
             (ended.status, ended.stdout.as_str(), ended.stderr.as_str()),
-            (0, expected, "told\n"),
+            (0, expected, format!("{place}: ERROR: told\n").as_str()),
             "{ended:?}"
         );
     }
@@ -74,7 +79,7 @@ fn a_script_of_begin_and_end_needs_no_machine() {
     assert_eq!((ended.status, ended.stdout.as_str()), (0, ""), "{ended:?}");
     assert_eq!(
         std::fs::read_to_string(world.path("file")).unwrap(),
-        " 1 of 0\nend\n@a[x]: 5\n"
+        " 1 of 0\nend\n\n\n@a[x]: 5\n"
     );
 
     let ended = trace(&world, "--format json", script);
@@ -141,7 +146,10 @@ fn the_strict_language_is_that_of_bt() {
     let world = World::new();
     // bt(5) prints no map of one value at the end.
     let script = r#"BEGIN { @x["k"] = 3; @n = 1; printf("%d\n", 7 + 1); }"#;
-    for (options, expected) in [("", "8\n@x[k]: 3\n@n: 1\n"), ("--strict", "8\n@x[k]: 3\n")] {
+    for (options, expected) in [
+        ("", "8\n\n\n@x[k]: 3\n@n: 1\n"),
+        ("--strict", "8\n@x[k]: 3\n"),
+    ] {
         let ended = trace(&world, options, script);
         assert_eq!(
             (ended.status, ended.stdout.as_str()),
@@ -224,7 +232,7 @@ fn maps_are_printed_when_a_script_ends() {
     let ended = trace(&world, "--for 0.5 -v", script);
     assert_eq!(ended.status, 0, "{ended:?}");
     assert!(
-        ended.stdout.starts_with("begin\nend\n@calls: "),
+        ended.stdout.starts_with("begin\nend\n\n\n@calls: "),
         "{ended:?}"
     );
     let value = |name: &str| -> u64 {
@@ -297,7 +305,7 @@ fn what_ends_a_script_ends_the_command() {
     );
     assert_eq!(
         (ended.status, ended.stdout.as_str()),
-        (0, "@n: 3\n"),
+        (0, "\n\n@n: 3\n"),
         "{ended:?}"
     );
     assert_eq!(world.traps().len(), 0);
@@ -309,7 +317,7 @@ fn what_ends_a_script_ends_the_command() {
         let ended = running.finish();
         if signal != Signal::KILL {
             assert_eq!(ended.status, 0, "{ended:?}");
-            assert!(ended.stdout.starts_with("@n: "), "{ended:?}");
+            assert!(ended.stdout.starts_with("\n\n@n: "), "{ended:?}");
         }
         world.wait_for_no_traps();
     }
@@ -330,12 +338,12 @@ fn two_scripts_at_once_count_for_themselves() {
     let [first, second] = both.map(Running::finish);
     assert_eq!(
         (first.status, first.stdout.as_str()),
-        (0, "@n: 100\n"),
+        (0, "\n\n@n: 100\n"),
         "{first:?}"
     );
     assert_eq!(
         (second.status, second.stdout.as_str()),
-        (0, "@odd: 100\n"),
+        (0, "\n\n@odd: 100\n"),
         "{second:?}"
     );
     assert_eq!(world.traps().len(), 0);
@@ -458,7 +466,7 @@ fn a_machine_runs_a_script_until_it_exits() {
         let ended = Ended::from(command.output().unwrap());
         assert_eq!(
             (ended.status, ended.stdout.as_str()),
-            (0, "five\n@n: 5\n"),
+            (0, "five\n\n\n@n: 5\n"),
             "{ended:?}"
         );
     }
@@ -470,6 +478,6 @@ fn a_machine_runs_a_script_until_it_exits() {
     ]);
     let ended = Ended::from(command.output().unwrap());
     assert_eq!(ended.status, 0, "{ended:?}");
-    assert!(ended.stdout.starts_with("end\n@n: "), "{ended:?}");
+    assert!(ended.stdout.starts_with("end\n\n\n@n: "), "{ended:?}");
     assert_eq!(world.registered(), Vec::<String>::new());
 }

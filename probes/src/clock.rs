@@ -37,10 +37,24 @@ impl Clock {
     /// Returns the time of `tsc` in nanoseconds since 1970, limited to 64 bits and at least 0.
     #[must_use]
     pub fn unix_ns(&self, tsc: u64) -> u64 {
-        let since = i128::from(tsc) - i128::from(self.tsc);
-        let ns = since * 1_000_000_000 / i128::from(self.hz.max(1));
-        let ns = (i128::from(self.unix_ns) + ns).max(0);
-        u64::try_from(ns).unwrap_or(u64::MAX)
+        let apart = self.nanoseconds(tsc.abs_diff(self.tsc));
+        match tsc >= self.tsc {
+            true => self.unix_ns.saturating_add(apart),
+            false => self.unix_ns.saturating_sub(apart),
+        }
+    }
+
+    /// Returns the time that so many ticks take, without a division of 128 bits where the counter
+    /// is as fast as real ones.
+    fn nanoseconds(&self, ticks: u64) -> u64 {
+        const SECOND: u64 = 1_000_000_000;
+        let hz = self.hz.max(1);
+        let (seconds, rest) = (ticks / hz, ticks % hz);
+        let rest = match rest.checked_mul(SECOND) {
+            Some(product) => product / hz,
+            None => (u128::from(rest) * u128::from(SECOND) / u128::from(hz)) as u64,
+        };
+        seconds.saturating_mul(SECOND).saturating_add(rest)
     }
 }
 

@@ -174,7 +174,9 @@ impl<'g> ScriptGuest<'g> {
         let session = prepared.start(self.engine, &|_| filter.clone(), &mut |output| {
             outputs.push(output)
         });
-        let session = session.map_err(|e| e.to_string())?;
+        let mut session = session.map_err(|e| e.to_string())?;
+        let visited = session.visit_tasks(guest, &mut |output| outputs.push(output));
+        visited.map_err(|e| e.to_string())?;
         let mut running = Running {
             guest: *self,
             session,

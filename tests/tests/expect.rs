@@ -338,8 +338,8 @@ fn a_restored_linux_is_judged_by_what_its_processes_do() {
     );
     assert_eq!(json.matches("\"unix_ns\"").count(), 2, "{json}");
     let script = fs::read_to_string(world.path("script")).unwrap_or_default();
-    assert!(script.starts_with("@opens: "), "{script}");
-    assert_parts(&json, &["\"trace\": [\n    \"@opens: "]);
+    assert!(script.starts_with("\n\n@opens: "), "{script}");
+    assert_parts(&json, &["\"trace\": [\n", "    \"@opens: "]);
 }
 
 #[test]

@@ -54,7 +54,7 @@ kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }
     let counted = script.interrupt();
     let start = format!("@[{}, sh, sh]: ", shell.trim());
     assert!(
-        counted.starts_with(&start) && counted.lines().count() == 1,
+        counted.trim_start().starts_with(&start) && counted.trim().lines().count() == 1,
         "{counted}"
     );
     assert_eq!(text_hash(&guest), before);

@@ -38,7 +38,7 @@ const AT_CALLS: &[Case] = &[
     (
         "syscall::getppid:entry { if (@last) { @later[nsecs > @last, elapsed > 0] = count(); } @last = nsecs; }
          END { clear(@last); }",
-        &["@later[1, 1]: 9"],
+        &["@later[true, true]: 9"],
     ),
     (
         "syscall::getppid:return { @[comm, retval] = count(); }",
@@ -154,6 +154,32 @@ const AT_FILES: &[Case] = &[
             "@[null, 17]: 1",
         ],
     ),
+    // All threads, while the guest is paused.
+    (
+        r#"iter:task /pid == 1 && tid == pid/ {
+            printf("%d %s\n", ctx.task->pid, ctx.task == curtask && ctx.task->comm == comm ? probe : "no");
+        }"#,
+        &["1 iter:task"],
+    ),
+    (
+        r#"kprobe:vfs_write:entry /comm == "fsload"/ { @[path(args.file->f_path)] = sum(args.count); }"#,
+        &[
+            "@[/tmp/fsload.0]: 1",
+            "@[/dev/null]: 17",
+            "@[/tmp/fsload.1]: 38",
+            "@[/tmp/fsload.2]: 75",
+        ],
+    ),
+    // A structure as a value, and a number of one of the kernel's enums.
+    (
+        r#"kprobe:vfs_write:entry /comm == "fsload" && arg2 == 38/ {
+            $name = args.file->f_path.dentry->d_name;
+            printf("%d %s\n", $name.len, str($name.name));
+            printf("%d %s\n", PIDTYPE_TGID, PIDTYPE_TGID);
+            print(is_ptr(args.file));
+        }"#,
+        &["8 fsload.1", "1 PIDTYPE_TGID", "true"],
+    ),
     (
         r#"kprobe:vfs_write:entry /comm == "fsload"/ {
             $d = args.file->f_path.dentry;
@@ -185,8 +211,8 @@ const AT_FILES: &[Case] = &[
             "@max: 75",
             "@avg: 32",
             "@stats: count 4, average 32, total 131",
-            "@tuple[fsload, 0]: 2",
-            "@tuple[fsload, 1]: 2",
+            "@tuple[fsload, false]: 2",
+            "@tuple[fsload, true]: 2",
         ],
     ),
     (
@@ -210,7 +236,7 @@ const AT_FILES: &[Case] = &[
     ),
     (
         r#"kprobe:vfs_write:entry /comm == "fsload"/ { @[ksym(pc), kstack(1), kaddr("vfs_write") == pc] = count(); }"#,
-        &["@[vfs_write, ", "    vfs_write", ", 1]: 4"],
+        &["@[vfs_write, ", "    vfs_write+0", ", true]: 4"],
     ),
     (
         r#"kprobe:vfs_*:entry /comm == "fsload"/ { @[func] = count(); }
@@ -220,7 +246,7 @@ const AT_FILES: &[Case] = &[
     (
         r#"syscall::write:entry /comm == "fsload"/ { @start[tid] = nsecs; }
            syscall::write:return /@start[tid]/ { @took[comm, nsecs > @start[tid]] = count(); delete(@start[tid]); }"#,
-        &["@took[fsload, 1]: 4"],
+        &["@took[fsload, true]: 4"],
     ),
 ];
 

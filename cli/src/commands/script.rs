@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use bt::ast::ProbeKind;
+use bt::differences;
 use bt::library::{SCRIPTS, about};
 
 use super::run::tell_given_up;
@@ -187,13 +188,17 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
     // Faults of the text are reported without a machine.
     let script = request.parse().map_err(Failure::refused)?;
     if args.parse_only {
+        for note in differences(&script) {
+            let shown = note.render(&request.file, request.text.as_bytes());
+            eprint!("warning: {shown}");
+        }
         return Ok(());
     }
     let needs_guest = script
         .rules
         .iter()
         .flat_map(|rule| &rule.probes)
-        .any(|spec| matches!(spec.kind, ProbeKind::Pattern(_)));
+        .any(|spec| !matches!(spec.kind, ProbeKind::Begin | ProbeKind::End));
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
     if !needs_guest {
         let (Rendered { out, err }, status) =

@@ -136,7 +136,7 @@ mod tests {
                 Value::Int(1),
                 Value::Unsigned(ns),
             ],
-            to_stderr: false,
+            complaint: None,
         }
     }
 

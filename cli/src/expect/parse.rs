@@ -147,6 +147,9 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
         omits_maps: _,
         most_entries: _,
         longest_text: _,
+        lines: _,
+        notes: _,
+        stack_form: _,
     } = script.map_err(|found| {
         let messages = found.into_iter().map(|diagnostic| diagnostic.message);
         let messages = messages.collect::<Vec<_>>().join("; ");

@@ -59,6 +59,7 @@ impl ScriptRequest {
     pub fn options(&self) -> Options {
         let usual = Options::default();
         Options {
+            file: self.file.clone(),
             dialect: self.dialect(),
             arguments: self
                 .arguments

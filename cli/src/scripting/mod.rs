@@ -180,7 +180,9 @@ pub fn attach(
     let script = prepared.start(engine, &|probe| request.filter(probe), &mut |output| {
         first.push(output)
     });
-    Ok((script?, first))
+    let mut script = script?;
+    script.visit_tasks(guest, &mut |output| first.push(output))?;
+    Ok((script, first))
 }
 
 /// A renderer of a script's output as text.
@@ -239,6 +241,8 @@ fn render(
         (Form::Collapsed, Output::Map { snapshot, .. }) => {
             part.extend(collapsed::render(snapshot, names).bytes());
         }
+        // Folded lines are for programs.
+        (Form::Collapsed, Output::Ending) => {}
         (Form::Text | Form::Collapsed, output) => part.extend(text::render(output, dialect, names)),
     }
 }

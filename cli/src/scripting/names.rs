@@ -75,7 +75,10 @@ impl GuestNames {
                 }
                 Output::Print(value) => addresses(value, &mut each),
                 Output::Map { snapshot, .. } => of_map(snapshot, &mut each),
-                Output::Time { .. } | Output::Join { .. } | Output::Fail { .. } => {}
+                Output::Time { .. }
+                | Output::Join { .. }
+                | Output::Fail { .. }
+                | Output::Ending => {}
             }
         }
         for (pid, mut addresses) in wanted {
@@ -185,7 +188,8 @@ fn addresses(value: &Value, each: &mut impl FnMut(Option<u32>, u64)) {
         }
         Value::KernelSymbol(address) => each(None, *address),
         Value::KernelStack(frames) => frames.iter().for_each(|frame| each(None, *frame)),
-        Value::Tuple(items) => {
+        Value::StackAs { stack, .. } => addresses(stack, each),
+        Value::Tuple(items) | Value::Array(items) | Value::Record { items, .. } => {
             for item in items.iter() {
                 addresses(item, each);
             }

@@ -8,7 +8,9 @@
 
 mod words;
 
-pub use words::{BinaryOperator, Builtin, Function, UnaryOperator};
+pub use words::{BinaryOperator, Builtin, Function, TypeTest, UnaryOperator};
+
+use crate::value::StackForm;
 
 /// The bytes `start..end` of the script's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
@@ -52,16 +54,32 @@ pub struct Script {
     /// The macros, functions and constants that the script defines. Calls of them are gone: they
     /// are replaced while the script is parsed.
     pub macros: Vec<Macro>,
+    /// The parts of the text that change nothing here, though they do in bpftrace.
+    pub notes: Vec<(Span, String)>,
+    /// The first bytes of the text's lines.
+    pub lines: Vec<usize>,
     /// The enums that the script defines.
     pub enums: Vec<Enum>,
     /// The sizes that the script gives its maps: `let @x = hash(100);`.
     pub map_sizes: Vec<MapSize>,
+    /// The form in which stacks are shown (`config = { stack_mode = perf }`).
+    pub stack_form: StackForm,
     /// Set if the maps are not printed at the end (`config = { print_maps_on_exit = 0 }`).
     pub omits_maps: bool,
     /// The greatest number of entries of a map (`config = { max_map_keys = 100 }`).
     pub most_entries: Option<usize>,
     /// The greatest number of bytes of a text (`config = { max_strlen = 200 }`).
     pub longest_text: Option<usize>,
+}
+
+impl Script {
+    /// Returns the line and the column of a byte of the text, both from 1.
+    #[must_use]
+    pub fn position(&self, at: usize) -> (usize, usize) {
+        let line = self.lines.partition_point(|start| *start <= at).max(1);
+        let start = self.lines.get(line - 1).copied().unwrap_or(0);
+        (line, at - start.min(at) + 1)
+    }
 }
 
 /// Probes, a predicate, and actions.
@@ -91,6 +109,8 @@ pub enum ProbeKind {
     Begin,
     /// `END`: after all others.
     End,
+    /// `iter:task`: once for each thread of the guest, when the script begins.
+    Tasks,
     /// A pattern of probes, as [`ProbePattern`](probes::name::ProbePattern) reads it.
     Pattern(String),
 }
@@ -302,6 +322,34 @@ pub enum Aggregation {
         /// The width of a bucket, at least 1.
         step: i64,
     },
+    /// The values of the newest intervals of time.
+    TimeSeries(SeriesKind),
+}
+
+/// The form of a time series.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SeriesKind {
+    /// The length of an interval in nanoseconds, at least 1.
+    pub interval: u64,
+    /// The greatest number of intervals, at least 1.
+    pub intervals: u32,
+    /// The value that stands for those of an interval.
+    pub part: SeriesPart,
+}
+
+/// The value that stands for those of an interval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SeriesPart {
+    /// The last one.
+    Last,
+    /// The smallest.
+    Min,
+    /// The largest.
+    Max,
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    Average,
 }
 
 /// An expression.
@@ -323,6 +371,17 @@ impl Expression {
         match &place.kind {
             LvalueKind::Global { name, keys } => Some((name, keys)),
             LvalueKind::Local(_) => None,
+        }
+    }
+
+    /// Returns the number that this is as written, if it is one.
+    #[must_use]
+    pub fn as_number(&self) -> Option<i64> {
+        match self.kind {
+            ExpressionKind::Number(number) | ExpressionKind::Enumerator { number, .. } => {
+                Some(number)
+            }
+            _ => None,
         }
     }
 
@@ -348,8 +407,17 @@ pub enum ExpressionKind {
     Argument(usize),
     /// `$#`: the number of the script's arguments.
     ArgumentCount,
+    /// `true` or `false`.
+    Boolean(bool),
     /// A name of one of the kernel's enums: `IPPROTO_TCP`.
     Constant(String),
+    /// A name of one of the script's enums.
+    Enumerator {
+        /// The enum's place in [`Script::enums`].
+        of: usize,
+        /// The number.
+        number: i64,
+    },
     /// The value of a variable.
     Lvalue(Box<Lvalue>),
     /// An operator with one operand: `-x`.
@@ -461,6 +529,8 @@ pub struct TypeName {
     pub base: String,
     /// The number of `*` that follow.
     pub pointers: usize,
+    /// Of an array, the number of elements: 0 for `[]`, which a cast takes from its value.
+    pub elements: Option<u64>,
     /// The text of the type.
     pub span: Span,
 }
@@ -501,8 +571,8 @@ pub struct StructureMember {
     /// The member's name. It is empty for a structure whose members count as those of the one
     /// around it, and for bits between others.
     pub name: String,
-    /// The number of elements, if it is an array.
-    pub elements: Option<u64>,
+    /// The numbers of elements, if it is an array: of one of arrays, the outermost first.
+    pub elements: Vec<u64>,
     /// The number of bits, if it is a bit field.
     pub bits: Option<u64>,
 }

@@ -35,7 +35,9 @@ pub mod render;
 mod run;
 #[cfg(test)]
 mod script_tests;
+pub mod series;
 pub mod session;
+pub mod shape;
 mod snapshots;
 #[cfg(test)]
 #[path = "../../../tests/support/data.rs"]
@@ -44,5 +46,7 @@ pub mod time;
 pub mod value;
 mod value_text;
 pub mod walk;
+
+pub use check::differences::differences;
 
 pub use context::Clock;

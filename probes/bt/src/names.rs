@@ -2,220 +2,12 @@
 //!
 //! Sources: bt(5), the language reference of bpftrace, and for foreign names dtrace(1).
 
+mod functions;
+
+pub use functions::{FUNCTIONS, FirstArgument, Signature, signature, signature_of, wrong_count};
+
 use crate::ast::{Aggregation, BinaryOperator, Builtin, Function};
-
-/// A function of the normal dialect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Signature {
-    /// The function's name.
-    pub name: &'static str,
-    /// The function.
-    pub function: Function,
-    /// The least number of arguments.
-    pub least: usize,
-    /// The greatest number of arguments.
-    pub most: usize,
-    /// The kind of the first argument.
-    pub first: FirstArgument,
-    /// Whether a call is an expression; others are statements.
-    pub gives_value: bool,
-    /// The syntax of a call, for messages.
-    pub usage: &'static str,
-}
-
-/// The kinds of a function's first argument.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FirstArgument {
-    /// Anything.
-    Any,
-    /// A string literal.
-    Text,
-    /// A string literal that formats the other arguments.
-    Format,
-    /// A whole map: `@x`.
-    Map,
-    /// An entry: `@x[key]`, or `@x` with the key as the second argument.
-    Entry,
-}
-
-/// Any number of arguments.
-const MANY: usize = usize::MAX;
-
-/// Returns the text before the parenthesis of a usage.
-const fn name_of(usage: &'static str) -> &'static str {
-    let mut end = 0;
-    while usage.as_bytes()[end] != b'(' {
-        end += 1;
-    }
-    usage.split_at(end).0
-}
-
-const fn statement(
-    usage: &'static str,
-    function: Function,
-    (least, most): (usize, usize),
-    first: FirstArgument,
-) -> Signature {
-    Signature {
-        name: name_of(usage),
-        function,
-        least,
-        most,
-        first,
-        gives_value: false,
-        usage,
-    }
-}
-
-const fn value(
-    usage: &'static str,
-    function: Function,
-    arguments: (usize, usize),
-    first: FirstArgument,
-) -> Signature {
-    Signature {
-        gives_value: true,
-        ..statement(usage, function, arguments, first)
-    }
-}
-
-/// The functions.
-pub const FUNCTIONS: &[Signature] = {
-    use FirstArgument::{Any, Entry, Format, Map, Text};
-    use Function as F;
-    &[
-        statement("printf(\"format\", ...)", F::Printf, (1, MANY), Format),
-        statement("errorf(\"format\", ...)", F::Errorf, (1, MANY), Format),
-        statement("warnf(\"format\", ...)", F::Warnf, (1, MANY), Format),
-        statement(
-            "print(value) or print(@map, top, divisor)",
-            F::Print,
-            (1, 3),
-            Any,
-        ),
-        statement("time(\"format\")", F::Time, (0, 1), Text),
-        statement("clear(@map)", F::Clear, (1, 1), Map),
-        statement("zero(@map)", F::Zero, (1, 1), Map),
-        statement("delete(@map[key])", F::Delete, (1, 2), Entry),
-        statement("exit(status)", F::Exit, (0, 1), Any),
-        statement("join(pointers, \"separator\")", F::Join, (1, 2), Any),
-        statement("assert(condition, \"message\")", F::Assert, (2, 2), Any),
-        value("strftime(\"format\", nsecs)", F::Strftime, (2, 2), Text),
-        value("has_key(@map, key)", F::HasKey, (2, 2), Map),
-        value("len(@map), len(string) or len(stack)", F::Len, (1, 1), Any),
-        value("str(pointer, length)", F::Str, (1, 2), Any),
-        value("buf(pointer, length)", F::Buf, (1, 2), Any),
-        value("kstr(pointer, length)", F::KernelStr, (1, 2), Any),
-        value("ustr(pointer, length)", F::UserStr, (1, 2), Any),
-        value("ksym(address)", F::KernelSymbol, (1, 1), Any),
-        value("usym(address)", F::UserSymbol, (1, 1), Any),
-        value("kaddr(\"name\")", F::KernelAddress, (1, 1), Text),
-        value("uaddr(\"name\")", F::UserAddress, (1, 1), Text),
-        value("kstack(mode, frames)", F::KernelStack, (0, 2), Any),
-        value("ustack(mode, frames)", F::UserStack, (0, 2), Any),
-        value("ntop(family, address)", F::Ntop, (1, 2), Any),
-        value("strncmp(a, b, length)", F::Strncmp, (3, 3), Any),
-        value("strcontains(haystack, needle)", F::StrContains, (2, 2), Any),
-        value("reg(\"name\")", F::Register, (1, 1), Text),
-        value("bswap(number)", F::ByteSwap, (1, 1), Any),
-        value("ntohs(number)", F::NetworkShort, (1, 1), Any),
-        value("htons(number)", F::NetworkShort, (1, 1), Any),
-        value("ntohl(number)", F::NetworkLong, (1, 1), Any),
-        value("htonl(number)", F::NetworkLong, (1, 1), Any),
-        value("inet_ntoa(pointer)", F::InetNtoa, (1, 1), Any),
-        value("macaddr(pointer)", F::MacAddress, (1, 1), Any),
-        value("strerror(number)", F::ErrorText, (1, 1), Any),
-        value("signal_name(number)", F::SignalName, (1, 1), Any),
-        value("syscall_name(number)", F::CallName, (1, 1), Any),
-        value("strstr(haystack, needle)", F::Find, (2, 2), Any),
-        value(
-            "getopt(\"name\", default, \"description\")",
-            F::Option,
-            (1, 3),
-            Text,
-        ),
-        value("pton(\"address\")", F::AddressBytes, (1, 1), Text),
-        statement(
-            "cat(\"path\")",
-            F::Refused("it would read a file of the guest, which is not in memory as a whole"),
-            (1, MANY),
-            Any,
-        ),
-        statement(
-            "system(\"command\")",
-            F::Refused(
-                "nothing is run in a guest that is only watched; run the script's output through a program of the host",
-            ),
-            (1, MANY),
-            Any,
-        ),
-        statement(
-            "signal(number)",
-            F::Refused(
-                "a process is not changed by being watched; see ptrace(3) of this machine for stopping one",
-            ),
-            (1, 1),
-            Any,
-        ),
-        statement(
-            "override(value)",
-            F::Refused("a guest is not changed by being watched"),
-            (1, 1),
-            Any,
-        ),
-        statement(
-            "unwatch(address)",
-            F::Refused("there are no watchpoints"),
-            (1, 1),
-            Any,
-        ),
-        value(
-            "cgroupid(\"path\")",
-            F::Refused(
-                "the guest's files are not at hand; compare cgroup with the number that ls -id shows in the guest",
-            ),
-            (1, 1),
-            Text,
-        ),
-        value(
-            "cgroup_path(cgroup)",
-            F::Refused(
-                "control groups have numbers here; see the column of exotrace ps for containers",
-            ),
-            (1, 2),
-            Any,
-        ),
-        value(
-            "skboutput(\"file\", skb)",
-            F::Refused("packets are not written to files; see run --net"),
-            (1, MANY),
-            Any,
-        ),
-        value("kptr(pointer)", F::Pointer, (1, 1), Any),
-        value("uptr(pointer)", F::Pointer, (1, 1), Any),
-    ]
-};
-
-/// Returns the signature of the function of that name.
-#[must_use]
-pub fn signature(name: &str) -> Option<&'static Signature> {
-    FUNCTIONS.iter().find(|signature| signature.name == name)
-}
-
-/// Returns the signature of a function; of those that differ by name alone, the first one's.
-#[must_use]
-pub fn signature_of(function: Function) -> Option<&'static Signature> {
-    FUNCTIONS
-        .iter()
-        .find(|signature| signature.function == function)
-}
-
-/// Returns the message about `count` arguments of a function that accepts fewer or more.
-#[must_use]
-pub fn wrong_count(name: &str, count: usize, usage: &str) -> String {
-    let s = if count == 1 { "" } else { "s" };
-    format!("{name}() with {count} argument{s}; it is written {usage}")
-}
+use crate::value::StackForm;
 
 /// A function that aggregates values, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -234,7 +26,7 @@ pub struct AggregateFn {
 pub const GATHERERS: &[AggregateFn] = {
     const fn of(usage: &'static str, least: usize, most: usize) -> AggregateFn {
         AggregateFn {
-            name: name_of(usage),
+            name: functions::name_of(usage),
             usage,
             least,
             most,
@@ -246,6 +38,7 @@ pub const GATHERERS: &[AggregateFn] = {
         of("min(value)", 1, 1),
         of("max(value)", 1, 1),
         of("avg(value)", 1, 1),
+        of("tseries(value, interval, intervals, \"avg\")", 3, 4),
         of("stats(value)", 1, 1),
         of("hist(value)", 1, 2),
         of("lhist(value, min, max, step)", 4, 4),
@@ -270,6 +63,7 @@ pub fn aggregation_name(aggregation: Aggregation) -> &'static str {
         Aggregation::Stats => "stats()",
         Aggregation::PowerHistogram(_) => "hist()",
         Aggregation::LinearHistogram { .. } => "lhist()",
+        Aggregation::TimeSeries(_) => "tseries()",
     }
 }
 
@@ -294,6 +88,8 @@ pub const BUILTINS: &[(&str, Builtin)] = &[
     ("rand", Builtin::Random),
     ("pc", Builtin::ProgramCounter),
     ("ncpus", Builtin::CpuCount),
+    ("probetype", Builtin::ProbeType),
+    ("ctx", Builtin::Context),
 ];
 
 /// The modes of values, `pid(curr_ns)`, and the value or macro that each is.
@@ -319,7 +115,19 @@ pub fn modes(word: &str) -> &'static [(&'static str, &'static str)] {
 }
 
 /// The forms in which stacks are shown: `kstack(perf)`.
-pub const STACK_MODES: &[&str] = &["bpftrace", "perf", "raw", "build_id"];
+const STACK_MODES: &[(&str, StackForm)] = &[
+    ("bpftrace", StackForm::Names),
+    ("perf", StackForm::Both),
+    ("raw", StackForm::Addresses),
+    ("build_id", StackForm::Addresses),
+];
+
+/// Returns the form in which a stack is shown in a mode of that name.
+#[must_use]
+pub fn stack_form(mode: &str) -> Option<StackForm> {
+    let found = STACK_MODES.iter().find(|(known, _)| *known == mode);
+    found.map(|(_, form)| *form)
+}
 
 /// The names `arg0` to `arg9`.
 const ARGUMENTS: &[&str] = &[
@@ -352,14 +160,14 @@ pub fn builtin_name(builtin: Builtin) -> &'static str {
 }
 
 /// The words that stand for numbers.
-pub const CONSTANTS: &[(&str, i64)] = &[("NULL", 0), ("false", 0), ("true", 1)];
+pub const CONSTANTS: &[&str] = &["NULL", "false", "true"];
 
 /// Checks whether a word is a value or a part of the language, so that no type can have this name.
 #[must_use]
 pub fn is_taken(word: &str) -> bool {
     builtin(word).is_some()
         || signature(word).is_some()
-        || CONSTANTS.iter().any(|(name, _)| *name == word)
+        || CONSTANTS.contains(&word)
         || KEYWORDS.contains(&word)
 }
 
@@ -540,7 +348,8 @@ mod tests {
         }
         for known in GATHERERS {
             assert_eq!(gatherer(known.name), Some(known));
-            assert!(strict_word(known.name).is_some() || matches!(known.name, "avg" | "stats"));
+            let is_newer = matches!(known.name, "avg" | "stats" | "tseries");
+            assert!(strict_word(known.name).is_some() || is_newer);
         }
     }
 

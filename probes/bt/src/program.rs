@@ -9,6 +9,8 @@ use std::sync::Arc;
 use crate::ast::{Aggregation, BinaryOperator, UnaryOperator};
 use crate::format::Format;
 use crate::registers::Register;
+use crate::render::Complaint;
+use crate::shape::Shape;
 use crate::time::TimeFormat;
 use crate::value::Value;
 
@@ -123,6 +125,26 @@ pub(crate) enum Operation {
     Record(Arc<[Arc<str>]>),
     /// tuple or record -> value
     Item(usize),
+    /// address -> array, of the numbers there.
+    ReadArray {
+        bytes: u8,
+        signed: bool,
+        elements: usize,
+    },
+    /// number -> array, of its bytes from the lowest on, so many to an element.
+    SplitNumber {
+        bytes: u8,
+        signed: bool,
+        elements: usize,
+    },
+    /// array -> number, of its elements of so many bytes, the first one lowest.
+    JoinNumber {
+        bytes: u8,
+    },
+    /// array -> array of arrays with so many elements
+    Group(usize),
+    /// array, index -> value, 0 behind the end
+    Element,
     /// text, index -> number
     ByteOfText,
     /// stack or text -> number
@@ -143,6 +165,8 @@ pub(crate) enum Operation {
     MacText,
     /// text, text, number -> number
     CompareText,
+    /// bytes, bytes, number -> number, as memcmp(3)
+    CompareBytes,
     /// text, text -> 0 or 1
     Contains,
     /// text, text -> the place of the second in the first, or -1
@@ -218,6 +242,7 @@ pub(crate) enum Known {
     Random,
     ProgramCounter,
     CpuCount,
+    ProbeType,
     Register(&'static Register),
 }
 
@@ -227,16 +252,20 @@ pub(crate) enum Emission {
     /// The values are formatted.
     Printf {
         format: Arc<Format>,
-        to_stderr: bool,
+        /// The place of `errorf` and `warnf`.
+        complaint: Option<Arc<Complaint>>,
+        /// The shapes of the values; those that are missing are plain.
+        shapes: Vec<Shape>,
     },
     /// The only value is printed.
-    Print,
+    Print { shape: Shape },
     /// The values are joined.
     Join { separator: Arc<[u8]> },
     /// The time of the hit is printed.
     Time { format: Arc<TimeFormat> },
     /// A map was printed.
     Map {
+        map: usize,
         top: Option<usize>,
         divisor: Option<i64>,
     },

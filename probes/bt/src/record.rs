@@ -20,6 +20,7 @@ const USER_SYMBOL: u64 = 6;
 const KERNEL_STACK: u64 = 7;
 const USER_STACK: u64 = 8;
 const RECORD: u64 = 9;
+const ARRAY: u64 = 10;
 const KIND_BITS: u32 = 8;
 /// The greatest depth of nested values that is read back. [`Value::tuple`] makes no more, but
 /// damaged words could say so.
@@ -42,10 +43,18 @@ fn put(slot: &mut SlotWriter<'_>, value: &Value) -> bool {
         slot.push_word(kind | (length as u64) << KIND_BITS)
     };
     match value {
-        Value::Int(number) => head(slot, INT, 0) && slot.push_word(number.cast_unsigned()),
-        Value::Unsigned(number) => head(slot, UNSIGNED, 0) && slot.push_word(*number),
+        Value::Int(number) | Value::Enumerator { number, .. } => {
+            head(slot, INT, 0) && slot.push_word(number.cast_unsigned())
+        }
+        Value::Bool(truth) => head(slot, INT, 0) && slot.push_word((*truth).into()),
+        Value::Unsigned(number) | Value::Address(number) => {
+            head(slot, UNSIGNED, 0) && slot.push_word(*number)
+        }
         Value::Text(bytes) => head(slot, TEXT, bytes.len()) && put_bytes(slot, bytes),
         Value::Bytes(bytes) => head(slot, BYTES, bytes.len()) && put_bytes(slot, bytes),
+        Value::Array(items) => {
+            head(slot, ARRAY, items.len()) && items.iter().all(|item| put(slot, item))
+        }
         Value::Tuple(items) => {
             head(slot, TUPLE, items.len()) && items.iter().all(|item| put(slot, item))
         }
@@ -62,6 +71,7 @@ fn put(slot: &mut SlotWriter<'_>, value: &Value) -> bool {
         Value::UserSymbol { pid, address } => {
             head(slot, USER_SYMBOL, 0) && slot.push_word((*pid).into()) && slot.push_word(*address)
         }
+        Value::StackAs { stack, .. } => put(slot, stack),
         Value::KernelStack(frames) => {
             head(slot, KERNEL_STACK, frames.len()) && put_words(slot, frames)
         }
@@ -108,6 +118,10 @@ fn take(words: &mut &[u64], depth: usize) -> Option<Value> {
         TUPLE => {
             let items = (0..length).map(|_| take(words, depth));
             Value::Tuple(items.collect::<Option<_>>()?)
+        }
+        ARRAY => {
+            let items = (0..length).map(|_| take(words, depth));
+            Value::Array(items.collect::<Option<_>>()?)
         }
         RECORD => {
             let (mut names, mut items) = (Vec::new(), Vec::new());
@@ -165,12 +179,18 @@ mod tests {
     /// Returns the number of words of one value.
     fn words(value: &Value) -> usize {
         match value {
-            Value::Int(_) | Value::Unsigned(_) | Value::KernelSymbol(_) => 2,
+            Value::Int(_)
+            | Value::Unsigned(_)
+            | Value::KernelSymbol(_)
+            | Value::Bool(_)
+            | Value::Address(_)
+            | Value::Enumerator { .. } => 2,
             Value::UserSymbol { .. } => 3,
             Value::Text(bytes) | Value::Bytes(bytes) => 1 + bytes.len().div_ceil(8),
+            Value::StackAs { stack, .. } => words(stack),
             Value::KernelStack(frames) => 1 + frames.len(),
             Value::UserStack { frames, .. } => 2 + frames.len(),
-            Value::Tuple(items) => 1 + items.iter().map(words).sum::<usize>(),
+            Value::Tuple(items) | Value::Array(items) => 1 + items.iter().map(words).sum::<usize>(),
             Value::Record { names, items } => {
                 let names = names.iter().map(|name| 1 + name.len().div_ceil(8));
                 1 + names.sum::<usize>() + items.iter().map(words).sum::<usize>()
@@ -186,6 +206,7 @@ mod tests {
             Value::text(b"twelve bytes"),
             Value::Bytes(b"\0\xff".as_slice().into()),
             Value::Tuple([Value::Int(1), Value::text(b"x")].into()),
+            Value::Array([Value::Int(1), Value::Int(2)].into()),
             Value::Record {
                 names: ["a".into(), "longer name".into()].into(),
                 items: [Value::Int(1), Value::text(b"x")].into(),

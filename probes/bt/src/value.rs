@@ -13,6 +13,18 @@ pub(crate) const MOST_LEVELS: usize = 255;
 /// them must end.
 const MOST_ITEMS: usize = 1 << 12;
 
+/// The forms in which a stack is shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StackForm {
+    /// Names with offsets.
+    #[default]
+    Names,
+    /// Addresses, then names with offsets (`perf`).
+    Both,
+    /// Addresses alone (`raw`).
+    Addresses,
+}
+
 /// A value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Value {
@@ -26,6 +38,8 @@ pub enum Value {
     Bytes(Arc<[u8]>),
     /// A tuple.
     Tuple(Arc<[Value]>),
+    /// The elements of an array.
+    Array(Arc<[Value]>),
     /// A record: the names of its members, and as many values.
     Record {
         /// The names.
@@ -41,6 +55,25 @@ pub enum Value {
         pid: u32,
         /// The address.
         address: u64,
+    },
+    /// A number that is shown as `true` or `false`. It and the next two are made of numbers when
+    /// these are shown: see [`Shape`](crate::shape::Shape).
+    Bool(bool),
+    /// A number that is shown as an address.
+    Address(u64),
+    /// A number of an enum, shown by its name.
+    Enumerator {
+        /// The number.
+        number: i64,
+        /// The name.
+        name: Arc<str>,
+    },
+    /// A stack that is shown in another form than by names, made as the three before.
+    StackAs {
+        /// The form.
+        form: StackForm,
+        /// The stack.
+        stack: Arc<Value>,
     },
     /// Return addresses in the kernel, innermost first.
     KernelStack(Arc<[u64]>),
@@ -69,6 +102,12 @@ impl Value {
         fits(items, MOST_LEVELS, &mut room).then(|| Self::Tuple(items.into()))
     }
 
+    /// Makes an array; `None` if nested ones make it too high or too large.
+    pub(crate) fn array(items: &[Self]) -> Option<Self> {
+        let mut room = MOST_ITEMS;
+        fits(items, MOST_LEVELS, &mut room).then(|| Self::Array(items.into()))
+    }
+
     /// Makes a record; `None` if nested values make it too high or too large.
     pub(crate) fn record(names: &Arc<[Arc<str>]>, items: &[Self]) -> Option<Self> {
         let mut room = MOST_ITEMS;
@@ -90,7 +129,9 @@ fn fits(values: &[Value], levels: usize, room: &mut usize) -> bool {
         };
         *room = left;
         match value {
-            Value::Tuple(items) | Value::Record { items, .. } => fits(items, below, room),
+            Value::Tuple(items) | Value::Array(items) | Value::Record { items, .. } => {
+                fits(items, below, room)
+            }
             _ => true,
         }
     })

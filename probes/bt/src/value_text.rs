@@ -3,7 +3,7 @@
 //! [`Names`] gives the names of addresses. The text is raw bytes, as in [`render`](crate::render).
 
 use crate::ast::Dialect;
-use crate::value::{Names, Value};
+use crate::value::{Names, StackForm, Value};
 
 /// The number of bytes of a stack's text in bt(5), with the NUL at its end.
 const STRICT_STACK_BYTES: usize = 4096;
@@ -57,6 +57,15 @@ pub(crate) fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, na
             out.extend(joined(values, ", ", dialect, names));
             out.push(b')');
         }
+        Value::Array(values) => {
+            out.push(b'[');
+            out.extend(joined(values, ",", dialect, names));
+            out.push(b']');
+        }
+        Value::StackAs { form, stack } => write_stack_as(out, *form, stack, names),
+        Value::Bool(truth) => out.extend_from_slice(truth.to_string().as_bytes()),
+        Value::Address(address) => out.extend_from_slice(format!("{address:#x}").as_bytes()),
+        Value::Enumerator { name, .. } => out.extend_from_slice(name.as_bytes()),
         Value::Record {
             names: members,
             items,
@@ -108,9 +117,46 @@ fn write_stack(out: &mut Vec<u8>, frames: impl Iterator<Item = String>) {
     for frame in frames {
         let line = match split_offset(&frame) {
             (name, Some(offset)) => format!("    {name}+{offset}\n"),
-            (name, None) => format!("    {name}\n"),
+            (name, None) => format!("    {}\n", with_offset(name)),
         };
         out.extend_from_slice(line.as_bytes());
+    }
+}
+
+/// Returns a name with the offset that it has as a frame; an address without a name has none.
+fn with_offset(name: &str) -> String {
+    match name.starts_with("0x") {
+        true => name.to_owned(),
+        false => format!("{name}+0"),
+    }
+}
+
+/// Writes a stack with its addresses in front, or with nothing else.
+fn write_stack_as(out: &mut Vec<u8>, form: StackForm, stack: &Value, names: &dyn Names) {
+    let (frames, pid) = match stack {
+        Value::KernelStack(frames) => (frames, None),
+        Value::UserStack { pid, frames } => (frames, Some(*pid)),
+        _ => return,
+    };
+    out.push(b'\n');
+    for &address in frames.iter() {
+        let line = frame_line(form, address, pid, names);
+        out.extend_from_slice(format!("    {line}\n").as_bytes());
+    }
+}
+
+/// Returns the line of a frame that shows its address.
+fn frame_line(form: StackForm, address: u64, pid: Option<u32>, names: &dyn Names) -> String {
+    if form == StackForm::Addresses {
+        return format!("{address:x}");
+    }
+    let name = match pid {
+        Some(pid) => names.user(pid, address),
+        None => names.kernel(address),
+    };
+    match split_offset(&name) {
+        (name, Some(offset)) => format!("{address:x} {name}+{offset}"),
+        (name, None) => format!("{address:x} {}", with_offset(name)),
     }
 }
 

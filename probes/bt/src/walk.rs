@@ -16,7 +16,9 @@ pub fn children<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
         | ExpressionKind::Builtin(_)
         | ExpressionKind::Argument(_)
         | ExpressionKind::ArgumentCount
+        | ExpressionKind::Boolean(_)
         | ExpressionKind::Constant(_)
+        | ExpressionKind::Enumerator { .. }
         | ExpressionKind::SizeOfType(_)
         | ExpressionKind::OffsetOf { .. } => {}
         ExpressionKind::Named { arguments, .. } => arguments.iter().flatten().for_each(each),
@@ -64,7 +66,9 @@ pub fn children_mut(of: &mut Expression, each: &mut dyn FnMut(&mut Expression)) 
         | ExpressionKind::Builtin(_)
         | ExpressionKind::Argument(_)
         | ExpressionKind::ArgumentCount
+        | ExpressionKind::Boolean(_)
         | ExpressionKind::Constant(_)
+        | ExpressionKind::Enumerator { .. }
         | ExpressionKind::SizeOfType(_)
         | ExpressionKind::OffsetOf { .. } => {}
         ExpressionKind::Named { arguments, .. } => arguments.iter_mut().flatten().for_each(each),

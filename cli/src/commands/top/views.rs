@@ -219,6 +219,7 @@ fn maps(script: &Script) -> Vec<String> {
                     aggregation,
                     Aggregation::PowerHistogram(_)
                         | Aggregation::LinearHistogram { .. }
+                        | Aggregation::TimeSeries(_)
                         | Aggregation::Stats
                 ) =>
                 {

@@ -6,9 +6,13 @@
 
 use super::{Btf, Kind, Member, MemberError, TypeId};
 
-/// BTF_INT_SIGNED and BTF_INT_CHAR of an int's encoding (include/uapi/linux/btf.h).
+/// BTF_INT_SIGNED, BTF_INT_CHAR and BTF_INT_BOOL of an int's encoding
+/// (include/uapi/linux/btf.h).
 const INT_SIGNED: u32 = 1;
 const INT_CHAR: u32 = 2;
+const INT_BOOL: u32 = 4;
+/// The greatest depth of anonymous structs in one another.
+const MOST_ANONYMOUS: usize = 8;
 
 /// A type's form, without typedefs and qualifiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +26,17 @@ pub enum Form {
     },
     /// A byte of text.
     Char,
+    /// A byte that is true or false.
+    Bool,
+    /// A number of an enum.
+    Enum {
+        /// The enum itself, without typedefs.
+        id: TypeId,
+        /// Size in bytes.
+        bytes: u64,
+        /// Whether the number is signed.
+        signed: bool,
+    },
     /// A pointer, including a pointer to `void`.
     Pointer(TypeId),
     /// An array.
@@ -60,6 +75,8 @@ impl Btf {
                 let name = self.name(record.name);
                 if bytes == 1 && (encoding & INT_CHAR != 0 || name == "char") {
                     Form::Char
+                } else if bytes == 1 && encoding & INT_BOOL != 0 {
+                    Form::Bool
                 } else {
                     Form::Int {
                         bytes,
@@ -67,7 +84,8 @@ impl Btf {
                     }
                 }
             }
-            Kind::Enum | Kind::Enum64 => Form::Int {
+            Kind::Enum | Kind::Enum64 => Form::Enum {
+                id,
                 bytes,
                 signed: record.flag,
             },
@@ -107,18 +125,54 @@ impl Btf {
         }
     }
 
-    /// Returns the value of the enumerator `name` of any enum. Searches all types.
+    /// Returns the enum that has the enumerator `name`, and its value. Searches all types.
     #[must_use]
-    pub fn constant(&self, name: &str) -> Option<i64> {
-        let all = (1..=u32::try_from(self.len()).ok()?).map(TypeId);
-        let enums = all.filter_map(|id| {
-            self.record(id)
-                .filter(|record| matches!(record.kind, Kind::Enum | Kind::Enum64))
-        });
-        enums
-            .flat_map(|record| record.enumerators().collect::<Vec<_>>())
-            .find(|(at, _)| self.string(*at) == name.as_bytes())
-            .map(|(_, value)| value)
+    pub fn constant(&self, name: &str) -> Option<(TypeId, i64)> {
+        let mut all = (1..=u32::try_from(self.len()).ok()?).map(TypeId);
+        all.find_map(|id| {
+            let record = self.record(id)?;
+            let is_enum = matches!(record.kind, Kind::Enum | Kind::Enum64);
+            let mut members = is_enum.then(|| record.enumerators())?;
+            let (_, value) = members.find(|(at, _)| self.string(*at) == name.as_bytes())?;
+            Some((id, value))
+        })
+    }
+
+    /// Returns the enumerators of an enum: names and values, in the order of its declaration.
+    /// Anything else has none.
+    #[must_use]
+    pub fn enumerators(&self, id: TypeId) -> Vec<(String, i64)> {
+        let record = self.bare(id).and_then(|id| self.record(id));
+        let Some(record) = record.filter(|of| matches!(of.kind, Kind::Enum | Kind::Enum64)) else {
+            return Vec::new();
+        };
+        let members = record.enumerators();
+        members
+            .map(|(at, value)| (self.name(at).to_owned(), value))
+            .collect()
+    }
+
+    /// Returns the names of a struct's or union's members, in the order of its declaration. Members
+    /// of its anonymous structs count as its own.
+    #[must_use]
+    pub fn member_names(&self, id: TypeId) -> Vec<String> {
+        let mut names = Vec::new();
+        self.add_member_names(id, &mut names, MOST_ANONYMOUS);
+        names
+    }
+
+    fn add_member_names(&self, id: TypeId, names: &mut Vec<String>, depth: usize) {
+        let record = self.bare(id).and_then(|id| self.record(id));
+        let Some(record) = record.filter(|of| matches!(of.kind, Kind::Struct | Kind::Union)) else {
+            return;
+        };
+        for member in record.members() {
+            match self.name(member.name) {
+                "" if depth > 0 => self.add_member_names(member.type_id, names, depth - 1),
+                "" => {}
+                name => names.push(name.to_owned()),
+            }
+        }
     }
 }
 
@@ -131,10 +185,12 @@ mod tests {
     #[test]
     fn types_are_what_their_values_are_read_as() {
         const SIGNED: u32 = 1 << 24;
+        const BOOL: u32 = 4 << 24;
         let mut types = TestBtf::default();
         let int = types.add("int", Kind::Int, 0, 4, &[SIGNED | 32]);
         let byte = types.add("char", Kind::Int, 0, 1, &[SIGNED | 8]);
         let own = types.add("u8", Kind::Int, 0, 1, &[8]);
+        let truth = types.add("_Bool", Kind::Int, 0, 1, &[BOOL | 8]);
         let alias = types.add("pid_t", Kind::Typedef, 0, int, &[]);
         let pointer = types.add("", Kind::Pointer, 0, alias, &[]);
         let array = types.add("", Kind::Array, 0, 0, &[byte, int, 16]);
@@ -161,7 +217,15 @@ mod tests {
             (alias, signed),
             (byte, Form::Char),
             (own, unsigned(1)),
-            (numbers, unsigned(4)),
+            (
+                numbers,
+                Form::Enum {
+                    id: TypeId(numbers),
+                    bytes: 4,
+                    signed: false,
+                },
+            ),
+            (truth, Form::Bool),
             (pointer, Form::Pointer(TypeId(alias))),
             (
                 array,
@@ -182,7 +246,11 @@ mod tests {
         assert_eq!(btf.named("pid_t"), Some(TypeId(alias)));
         assert_eq!(btf.named("enum numbers"), Some(TypeId(numbers)));
         assert_eq!(btf.named("struct pid_t"), None);
-        assert_eq!((btf.constant("ONE"), btf.constant("TWO")), (Some(7), None));
+        assert_eq!(btf.constant("ONE"), Some((TypeId(numbers), 7)));
+        assert_eq!(btf.constant("TWO"), None);
+        assert_eq!(btf.enumerators(TypeId(numbers)), [("ONE".to_owned(), 7)]);
+        let pair = btf.named("struct pair").unwrap();
+        assert_eq!(btf.member_names(pair), ["a", "b"]);
     }
 
     #[test]

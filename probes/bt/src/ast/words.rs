@@ -83,6 +83,27 @@ pub enum Builtin {
     ProgramCounter,
     /// The number of vCPUs.
     CpuCount,
+    /// The kind of the probe, as bpftrace calls it: `kprobe`.
+    ProbeType,
+    /// What an iteration is at: `ctx.task`.
+    Context,
+}
+
+/// The questions about an expression's type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TypeTest {
+    /// Whether it is an array.
+    Array,
+    /// Whether it is a number.
+    Integer,
+    /// Whether it is a number without a sign.
+    UnsignedInteger,
+    /// Whether it is written as such: `1`, `true`, `"text"`.
+    Literal,
+    /// Whether it is a pointer.
+    Pointer,
+    /// Whether it is text.
+    Text,
 }
 
 /// The language's functions. `hist` and the like are no expressions: see
@@ -167,6 +188,16 @@ pub enum Function {
     Pointer,
     /// `assert(condition, message)`.
     Assert,
+    /// `static_assert(condition, message)`, which is checked before the script runs.
+    StaticAssert,
+    /// `fail(format, ...)`, which refuses the script unless it stands in a branch never taken.
+    FailScript,
+    /// `is_str(x)` and the like: what is known of a value before the script runs.
+    TypeTest(TypeTest),
+    /// `memcmp(a, b, n)`.
+    CompareBytes,
+    /// `default_str_length()`.
+    LongestText,
     /// `errorf(format, ...)`: to standard error.
     Errorf,
     /// `warnf(format, ...)`: to standard error.

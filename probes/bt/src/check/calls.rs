@@ -118,7 +118,7 @@ fn literals(call: &Call, signature: &Signature, errors: &mut Vec<Diagnostic>) {
     for argument in call.arguments.iter().skip(from) {
         let (is_literal, what) = match text {
             true => (matches!(argument.kind, ExpressionKind::Text(_)), "string"),
-            false => (matches!(argument.kind, ExpressionKind::Number(_)), "number"),
+            false => (argument.as_number().is_some(), "number"),
         };
         if !is_literal {
             let Signature { name, usage, .. } = signature;

@@ -104,6 +104,10 @@ fn fit(one: &Use, known: &mut Known, errors: &mut Vec<Diagnostic>) {
                     Set::Gathered(Aggregation::LinearHistogram { .. }),
                     Set::Gathered(Aggregation::LinearHistogram { .. }),
                 ) => format!("@{name} is a histogram with other bounds before"),
+                (
+                    Set::Gathered(Aggregation::TimeSeries(_)),
+                    Set::Gathered(Aggregation::TimeSeries(_)),
+                ) => format!("@{name} is a time series of another form before"),
                 _ => format!(
                     "@{name} is set to {}, but to {} before",
                     with(set),

@@ -5,6 +5,7 @@
 //! little of the strict dialect before it runs a script: see `strict`.
 
 mod calls;
+pub(crate) mod differences;
 mod maps;
 mod probes;
 mod strict;

@@ -25,7 +25,7 @@ pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
                 errors.push(Diagnostic::new(
                     part.span,
                     format!(
-                        "the {} builtin cannot be used with BEGIN or END probes",
+                        "the {} builtin cannot be used with BEGIN, END or iter:task probes",
                         names::builtin_name(builtin)
                     ),
                 ));

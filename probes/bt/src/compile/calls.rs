@@ -15,8 +15,10 @@ use crate::format::{Format, Takes};
 use crate::names;
 use crate::program::{Emission, Known, NumberText, Operation};
 use crate::registers::{REGISTERS, Register};
+use crate::render::Complaint;
 use crate::run::numbers::{self, STRICT_TEXT};
 use crate::run::{MOST_BYTES, MOST_STRINGS};
+use crate::shape::Shape;
 use crate::time::TimeFormat;
 use crate::value::Value;
 
@@ -40,8 +42,12 @@ impl RuleCompiler<'_, '_> {
     fn statement_call(&mut self, call: &Call, span: Span) -> bool {
         let arguments = call.arguments.as_slice();
         match call.function {
-            Function::Printf => self.printf(arguments, false),
-            Function::Errorf | Function::Warnf => self.printf(arguments, true),
+            Function::Printf => self.printf(arguments, None),
+            Function::Errorf | Function::Warnf => {
+                let is_error = call.function == Function::Errorf;
+                let complaint = self.complaint(is_error, span);
+                self.printf(arguments, Some(complaint.into()));
+            }
             Function::Print => self.print(arguments),
             Function::Time => {
                 let format = text_of(arguments.first()).unwrap_or(b"%H:%M:%S\n");
@@ -66,6 +72,8 @@ impl RuleCompiler<'_, '_> {
             }
             Function::Join => self.join(arguments),
             Function::Assert => self.assert(arguments),
+            Function::StaticAssert => self.static_assert(arguments, span),
+            Function::FailScript => self.fail_script(arguments, span),
             _ => return false,
         }
         true
@@ -76,7 +84,19 @@ impl RuleCompiler<'_, '_> {
         self.refuse(call.name_span, format!("{name}() is not offered: {why}"))
     }
 
-    fn printf(&mut self, arguments: &[Expression], to_stderr: bool) {
+    /// Returns the place of a call, for the text that it writes.
+    fn complaint(&self, is_error: bool, span: Span) -> Complaint {
+        let (line, first) = self.shared.script.position(span.start);
+        let (_, last) = self.shared.script.position(span.end.saturating_sub(1));
+        Complaint {
+            is_error,
+            file: self.shared.options.file.as_str().into(),
+            line,
+            columns: (first, last),
+        }
+    }
+
+    fn printf(&mut self, arguments: &[Expression], complaint: Option<Arc<Complaint>>) {
         let Some((format, values)) = arguments.split_first() else {
             return;
         };
@@ -95,7 +115,14 @@ impl RuleCompiler<'_, '_> {
             let found = self.value(value);
             types.push(self.as_wanted(found, wanted, value.span));
         }
-        self.emit(Emission::Printf { format, to_stderr }, &types);
+        // %d shows the number of all of them.
+        let shapes = types.iter().map(Type::shape).collect();
+        let emission = Emission::Printf {
+            format,
+            complaint,
+            shapes,
+        };
+        self.emit(emission, &types);
     }
 
     /// Prepares the value on the stack for a conversion: text behind a pointer to text is read.
@@ -127,14 +154,12 @@ impl RuleCompiler<'_, '_> {
         let Some(what) = arguments.first() else {
             return;
         };
-        let number = |at: usize| match arguments.get(at).map(|a| &a.kind) {
-            Some(ExpressionKind::Number(number)) => Some(*number),
-            _ => None,
-        };
+        let number = |at: usize| arguments.get(at).and_then(Expression::as_number);
         if what.is_whole_global()
             && let Some(map) = self.whole_map(Some(what), what.span)
         {
             let emission = Emission::Map {
+                map,
                 top: number(1)
                     .and_then(|n| usize::try_from(n).ok())
                     .filter(|n| *n > 0),
@@ -144,7 +169,11 @@ impl RuleCompiler<'_, '_> {
             return self.put(Operation::EmitMap { emission, map });
         }
         let of = self.value(what);
-        self.emit(Emission::Print, &[of]);
+        let shape = match self.is_strict() {
+            true => Shape::Plain,
+            false => of.shape(),
+        };
+        self.emit(Emission::Print { shape }, &[of]);
     }
 
     /// Returns the map that `@name` as a whole is.
@@ -230,22 +259,17 @@ impl RuleCompiler<'_, '_> {
                 "uaddr() is not known: a program's symbols differ with the process; compare usym(address) instead",
             ),
             Function::KernelStack | Function::UserStack => {
-                if let Some(mode) = text_of(first)
-                    && mode != b"bpftrace"
-                {
-                    let message = "stacks have one form here: name+offset; write kstack or kstack(bpftrace)";
-                    return self.refuse(span, message);
-                }
-                let most = arguments.iter().find_map(|argument| match argument.kind {
-                    ExpressionKind::Number(most) => usize::try_from(most).ok(),
-                    _ => None,
-                });
+                let mode = text_of(first).map(shared_text);
+                let form = mode.and_then(|mode| names::stack_form(&mode));
+                let form = form.unwrap_or(self.shared.script.stack_form);
+                let most = arguments.iter().find_map(Expression::as_number);
+                let most = most.and_then(|most| usize::try_from(most).ok());
                 let most = most.unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
                 let operation = match call.function {
                     Function::KernelStack => Operation::KernelStack(most),
                     _ => Operation::UserStack(most),
                 };
-                self.gives(operation, Type::Stack)
+                self.gives(operation, Type::Stack(form))
             }
             Function::Ntop => self.address_text(arguments),
             Function::InetNtoa => {
@@ -258,9 +282,18 @@ impl RuleCompiler<'_, '_> {
             Function::Strncmp | Function::StrContains => {
                 arguments.iter().take(2).for_each(|text| self.text(text));
                 match call.function {
-                    Function::StrContains => self.gives(Operation::Contains, Type::Number),
+                    Function::StrContains => self.gives(Operation::Contains, Type::Bool),
                     _ => self.of_number(arguments.get(2), Operation::CompareText, Type::Number),
                 }
+            }
+            Function::CompareBytes => {
+                arguments.iter().take(2).for_each(|of| self.bytes(of));
+                self.of_number(arguments.get(2), Operation::CompareBytes, Type::Number)
+            }
+            Function::LongestText => self.quantity(longest as u64),
+            Function::TypeTest(test) => {
+                let found = first.is_some_and(|of| self.holds(test, of));
+                self.truth(found)
             }
             Function::Option => self.option(arguments),
             Function::Find => {
@@ -337,14 +370,14 @@ impl RuleCompiler<'_, '_> {
                 let is_text = matches!(default.map(|of| &of.kind), Some(ExpressionKind::Text(_)));
                 match super::expressions::number_of(&value).filter(|_| !is_text) {
                     Some(number) => self.constant(number),
-                    None if value == b"true" => self.constant(1),
-                    None if value == b"false" => self.constant(0),
+                    None if value == b"true" => self.truth(true),
+                    None if value == b"false" => self.truth(false),
                     None => self.gives(Operation::Constant(Value::text(&value)), Type::Text),
                 }
             }
-            (Some(None), _) => self.constant(1),
+            (Some(None), _) => self.truth(true),
             (None, Some(default)) => self.value(default),
-            (None, None) => self.constant(0),
+            (None, None) => self.truth(false),
         }
     }
 
@@ -369,6 +402,21 @@ impl RuleCompiler<'_, '_> {
         if matches!(found, Type::Pointer(_)) {
             let most = self.shared.options.longest_text;
             self.put(Operation::ReadText { most });
+        }
+    }
+
+    /// Compiles bytes to compare: text, bytes, or a pointer to them, which is read.
+    fn bytes(&mut self, of: &Expression) {
+        let found = self.expression(of);
+        let found = match found {
+            Type::Lvalue(MemoryType::Array { element, .. }) => Type::Pointer(*element),
+            other => self.settle(other, of.span),
+        };
+        if !matches!(found, Type::Text | Type::Shown) {
+            self.must_be_number(&found, of.span);
+            let most = self.shared.options.longest_text;
+            self.quantity(most as u64);
+            self.put(Operation::ReadBytes { most });
         }
     }
 
@@ -429,9 +477,9 @@ impl RuleCompiler<'_, '_> {
                 self.number(Some(length));
                 // An explicit length may exceed the default one.
                 self.put(Operation::ReadTextOf {
-                    most: match length.kind {
-                        ExpressionKind::Number(_) => MOST_BYTES,
-                        _ => most,
+                    most: match length.as_number() {
+                        Some(_) => MOST_BYTES,
+                        None => most,
                     },
                 });
             }
@@ -439,7 +487,7 @@ impl RuleCompiler<'_, '_> {
         Type::Text
     }
 
-    fn is_char_array(&self, of: &Type) -> bool {
+    pub(super) fn is_char_array(&self, of: &Type) -> bool {
         matches!(of, Type::Lvalue(MemoryType::Array { element, .. }) if **element == MemoryType::Char)
     }
 
@@ -476,10 +524,10 @@ impl RuleCompiler<'_, '_> {
         };
         // Linux's AF_INET6.
         let family = match arguments {
-            [family, _] => match family.kind {
-                ExpressionKind::Number(10) => Some(16),
-                ExpressionKind::Number(_) => Some(4),
-                _ => None,
+            [family, _] => match family.as_number() {
+                Some(10) => Some(16),
+                Some(_) => Some(4),
+                None => None,
             },
             _ => None,
         };
@@ -522,7 +570,7 @@ impl RuleCompiler<'_, '_> {
             Function::Delete => Operation::Delete { map, keys },
             _ => Operation::HasKey { map, keys },
         };
-        self.gives(operation, Type::Number)
+        self.gives(operation, Type::Bool)
     }
 
     fn length(&mut self, of: Option<&Expression>, span: Span) -> Type {
@@ -536,7 +584,7 @@ impl RuleCompiler<'_, '_> {
             return self.gives(Operation::MapLength(map), Type::Number);
         }
         let found = self.value(of);
-        if matches!(found, Type::Number | Type::Unsigned | Type::Pointer(_)) {
+        if found.is_number() || matches!(found, Type::Pointer(_)) {
             return self.refuse(of.span, "len() takes a map, a stack or text");
         }
         self.gives(Operation::Length, Type::Number)

@@ -31,18 +31,12 @@ impl RuleCompiler<'_, '_> {
                 self.gives(Operation::ReadText { most }, Type::Text)
             }
             Type::Lvalue(MemoryType::Array { element, elements }) => {
-                let size = self.shared.types.size(&element).unwrap_or(1);
-                self.quantity(elements.saturating_mul(size));
-                let most = self.shared.options.longest_text;
-                self.gives(Operation::ReadBytes { most }, Type::Shown)
+                self.array_value(*element, elements)
             }
-            Type::Lvalue(thing) => {
-                let described = self.shared.types.describe(&thing);
-                self.refuse(
-                    span,
-                    format!("{described} as a whole has no value; name a member"),
-                )
+            Type::Lvalue(MemoryType::Unknown) => {
+                self.refuse(span, "a thing of unknown type has no value; cast it")
             }
+            Type::Lvalue(thing) => self.structure_value(&thing, span),
             Type::Translated { .. } => {
                 self.refuse(span, "a translated structure has no value; name a member")
             }
@@ -77,10 +71,18 @@ impl RuleCompiler<'_, '_> {
                 let text = text.get(..end.unwrap_or(text.len())).unwrap_or_default();
                 self.gives(Operation::Constant(Value::text(text)), Type::Text)
             }
+            ExpressionKind::Boolean(truth) => self.truth(*truth),
+            ExpressionKind::Enumerator { of, number } => {
+                self.constant(*number);
+                self.shared.types.own_enum(*of)
+            }
             ExpressionKind::Builtin(builtin) => self.builtin(*builtin, of.span),
             ExpressionKind::Argument(number) => self.argument_of_script(*number),
             ExpressionKind::Constant(name) => match self.shared.types.constant(name) {
-                Some(value) => self.constant(value),
+                Some((value, of)) => {
+                    self.constant(value);
+                    of
+                }
                 None => {
                     let why = self.shared.types.why_none();
                     self.refuse(of.span, format!("no enum of the kernel has {name:?}{why}"))
@@ -96,7 +98,7 @@ impl RuleCompiler<'_, '_> {
                     Type::Pointer(to) => self.access(to),
                     Type::Lvalue(MemoryType::Array { element, .. }) => self.access(*element),
                     // The address of a word, as kaddr() gives it.
-                    Type::Number | Type::Unsigned if !self.is_strict() => {
+                    number if number.is_number() && !self.is_strict() => {
                         self.access(MemoryType::Number {
                             bytes: 8,
                             signed: false,
@@ -122,6 +124,7 @@ impl RuleCompiler<'_, '_> {
                     (UnaryOperator::Complement, Type::Unsigned) if !self.is_strict() => {
                         self.extend(8, false)
                     }
+                    (UnaryOperator::Not, _) if !self.is_strict() => Type::Bool,
                     _ => Type::Number,
                 }
             }
@@ -131,6 +134,12 @@ impl RuleCompiler<'_, '_> {
                 then,
                 otherwise,
             } => {
+                match (self.known_truth(condition), then) {
+                    (Some(true), Some(then)) => return self.value(then),
+                    (Some(true), None) => return self.value(condition),
+                    (Some(false), _) => return self.value(otherwise),
+                    (None, _) => {}
+                }
                 let mut one = self.value(condition);
                 let kept = then.is_none().then(|| self.new_slot());
                 if let Some(slot) = kept {
@@ -249,9 +258,9 @@ impl RuleCompiler<'_, '_> {
             self.put(Operation::Truth);
             let end = self.jump(Operation::Jump);
             self.land(short);
-            self.constant((operator == BinaryOperator::LogicalOr).into());
+            self.truth(operator == BinaryOperator::LogicalOr);
             self.land(end);
-            return Type::Number;
+            return Type::Bool;
         }
         let one = self.value(left);
         let other = self.value(right);
@@ -268,7 +277,7 @@ impl RuleCompiler<'_, '_> {
             && (is_equality || is_order)
             && matches!(
                 (&one, &other),
-                (Type::Unsigned, Type::Unsigned | Type::Number) | (Type::Number, Type::Unsigned)
+                (Type::Unsigned, other) | (other, Type::Unsigned) if other.is_number()
             );
         if operator == BinaryOperator::Add
             && !self.is_strict()
@@ -298,13 +307,14 @@ impl RuleCompiler<'_, '_> {
                     "text is compared with a number; use str() to read the text at a pointer",
                 );
             }
-            return Type::Number;
+            return Type::Bool;
         }
         if !(is_logical || is_order && is_text(&one) && is_text(&other)) {
             self.must_be_number(&one, left.span);
             self.must_be_number(&other, right.span);
         }
         match (is_sum, other) {
+            (false, _) if is_order => Type::Bool,
             (false, _) | (true, Type::Pointer(_)) => Type::Number,
             (true, _) => self.stepped(one),
         }
@@ -314,8 +324,9 @@ impl RuleCompiler<'_, '_> {
         let what = match of {
             Type::Text if self.is_strict() => return,
             Type::Text => "text",
-            Type::Stack => "a stack",
+            Type::Stack(_) => "a stack",
             Type::Tuple(_) => "a tuple",
+            Type::Array { .. } => "an array",
             Type::Record(_) => "a record",
             _ => return,
         };
@@ -343,7 +354,12 @@ impl RuleCompiler<'_, '_> {
             Builtin::ParentPid => return self.of_task(&["real_parent", "tgid"], span),
             Builtin::Random => (Known::Random, Type::Number),
             Builtin::ProgramCounter => (Known::ProgramCounter, Type::Number),
+            Builtin::Context => {
+                let message = "ctx is of iter:task alone, where ctx.task is the thread";
+                return self.refuse(span, message);
+            }
             Builtin::CpuCount => (Known::CpuCount, Type::Number),
+            Builtin::ProbeType => (Known::ProbeType, Type::Text),
         };
         self.gives(Operation::Known(known), of)
     }
@@ -352,7 +368,8 @@ impl RuleCompiler<'_, '_> {
         // bt(5) has room for 19 frames (STACKTRACE_MAX of sys/stacktrace.h).
         const STRICT: usize = 19;
         let most = if self.is_strict() { STRICT } else { MAX_FRAMES };
-        self.gives(operation(most), Type::Stack)
+        let form = self.shared.script.stack_form;
+        self.gives(operation(most), Type::Stack(form))
     }
 
     pub(super) fn current_task(&mut self) -> Type {
@@ -399,9 +416,23 @@ impl RuleCompiler<'_, '_> {
         match thing {
             MemoryType::Number { bytes, signed } => self.extend(bytes, signed),
             MemoryType::Char => self.extend(1, true),
+            MemoryType::Bool => {
+                self.extend(1, false);
+                self.gives(Operation::Truth, Type::Bool)
+            }
+            MemoryType::Enum {
+                bytes,
+                signed,
+                names,
+            } => self.gives(Operation::Extend { bytes, signed }, Type::Enum(names)),
             MemoryType::Pointer(to) => Type::Pointer(*to),
             _ => Type::Number,
         }
+    }
+
+    /// Appends `true` or `false`.
+    pub(super) fn truth(&mut self, truth: bool) -> Type {
+        self.gives(Operation::Constant(Value::Int(truth.into())), Type::Bool)
     }
 
     fn extend(&mut self, bytes: u8, signed: bool) -> Type {
@@ -434,7 +465,8 @@ impl RuleCompiler<'_, '_> {
 /// the other.
 fn size_of(of: &Type) -> Option<u64> {
     match of {
-        Type::Number | Type::Unsigned | Type::Pointer(_) => Some(8),
+        Type::Bool => Some(1),
+        of if of.is_number() || matches!(of, Type::Pointer(_)) => Some(8),
         Type::Tuple(items) => items.iter().map(size_of).sum(),
         Type::Record(members) => members.iter().map(|(_, of)| size_of(of)).sum(),
         _ => None,

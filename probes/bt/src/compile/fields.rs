@@ -284,8 +284,8 @@ mod tests {
             ("(uint64)args.other", Value::Int(7), Value::Int(0)),
             (
                 "args.strange",
-                Value::Bytes([1, 0, 2].into()),
-                Value::Bytes([0; 3].into()),
+                Value::Array([1, 0, 2].map(Value::Int).into()),
+                Value::Array([0; 3].map(Value::Int).into()),
             ),
         ] {
             let found = printed(value, Some(record.clone()));

@@ -25,6 +25,12 @@ impl RuleCompiler<'_, '_> {
                 self.load(bytes, signed, Type::of_number(bytes, signed))
             }
             MemoryType::Char => self.load(1, true, Type::Number),
+            MemoryType::Bool => self.load(1, false, Type::Bool),
+            MemoryType::Enum {
+                bytes,
+                signed,
+                names,
+            } => self.load(bytes, signed, Type::Enum(names)),
             MemoryType::Pointer(to) => self.load(8, false, Type::Pointer(*to)),
             place => Type::Lvalue(place),
         }
@@ -39,6 +45,12 @@ impl RuleCompiler<'_, '_> {
         if of.kind == ExpressionKind::Builtin(Builtin::Arguments) {
             return self.argument_named(name, name_span);
         }
+        if of.kind == ExpressionKind::Builtin(Builtin::Context)
+            && name == "task"
+            && self.probe.is_task
+        {
+            return self.current_task();
+        }
         let said = self.shared.diagnostics.len();
         let owner = self.expression(of);
         match (owner, self.shared.diagnostics.len() > said) {
@@ -51,7 +63,12 @@ impl RuleCompiler<'_, '_> {
     /// Compiles a member of the value on the stack.
     pub(super) fn member_of(&mut self, owner: Type, name: &str, span: Span) -> Type {
         let thing = match owner {
-            Type::Pointer(MemoryType::Unknown) | Type::Any | Type::Number | Type::Unsigned => {
+            Type::Pointer(MemoryType::Unknown)
+            | Type::Any
+            | Type::Number
+            | Type::Unsigned
+            | Type::Bool
+            | Type::Enum(_) => {
                 return self.refuse(
                     span,
                     match self.shared.types.has_kernel_types() {
@@ -65,7 +82,7 @@ impl RuleCompiler<'_, '_> {
             }
             Type::Pointer(thing) | Type::Lvalue(thing) => thing,
             Type::Record(members) => return self.member_of_record(&members, name, span),
-            Type::Text | Type::Shown | Type::Stack | Type::Tuple(_) => {
+            Type::Text | Type::Shown | Type::Stack(_) | Type::Tuple(_) | Type::Array { .. } => {
                 return self.refuse(span, format!("this has no member {name:?}"));
             }
         };
@@ -142,7 +159,11 @@ impl RuleCompiler<'_, '_> {
                     width,
                     signed: member.signed,
                 });
-                Type::Number
+                match member.thing {
+                    MemoryType::Bool => Type::Bool,
+                    MemoryType::Enum { names, .. } => Type::Enum(names),
+                    _ => Type::Number,
+                }
             }
             None => self.access(member.thing),
         }
@@ -174,6 +195,9 @@ impl RuleCompiler<'_, '_> {
             self.number(Some(index));
             return self.gives(Operation::ByteOfText, Type::Number);
         }
+        if let Type::Array { element, elements } = found {
+            return self.element_of_value(*element, elements, index);
+        }
         match self.element_of(found, of.span, index) {
             Some(element) => self.access(element),
             None => Type::Any,
@@ -204,7 +228,10 @@ impl RuleCompiler<'_, '_> {
     /// Leaves the address of an element of the array or pointer on the stack. Returns its type.
     fn element_of(&mut self, of: Type, span: Span, index: &Expression) -> Option<MemoryType> {
         let element = match of {
-            Type::Lvalue(MemoryType::Array { element, .. }) => *element,
+            Type::Lvalue(MemoryType::Array { element, elements }) => {
+                self.check_index(elements, index);
+                *element
+            }
             Type::Pointer(to) => to,
             _ => {
                 let message = "expected an array or a pointer with a type; cast this";
@@ -240,10 +267,10 @@ impl RuleCompiler<'_, '_> {
                 Type::Pointer(*to)
             }
             MemoryType::Kernel(_) | MemoryType::Own(_) if is_address => Type::Lvalue(thing),
-            MemoryType::Kernel(_)
-            | MemoryType::Own(_)
-            | MemoryType::Array { .. }
-            | MemoryType::Unknown => {
+            MemoryType::Array { element, elements } => {
+                self.cast_to_array(from, value, (*element, elements), to.span)
+            }
+            MemoryType::Kernel(_) | MemoryType::Own(_) | MemoryType::Unknown => {
                 let name = &to.base;
                 self.refuse(
                     to.span,
@@ -252,6 +279,13 @@ impl RuleCompiler<'_, '_> {
             }
             number => {
                 let settled = self.settle(from, value.span);
+                if number == MemoryType::Bool && !matches!(settled, Type::Stack(_)) {
+                    return self.gives(Operation::Truth, Type::Bool);
+                }
+                if let Type::Array { element, elements } = &settled {
+                    self.join_array(element, *elements, &number, value.span);
+                    return self.typed(number);
+                }
                 self.must_be_number(&settled, value.span);
                 self.typed(number)
             }
@@ -424,7 +458,7 @@ impl RuleCompiler<'_, '_> {
                 }
                 (Type::Pointer(thing), Some(MemoryType::Pointer(to))) => thing == to.as_ref(),
                 (Type::Lvalue(thing), Some(known)) => thing == known,
-                (Type::Number | Type::Unsigned, Some(MemoryType::Number { .. })) => true,
+                (input, Some(MemoryType::Number { .. })) if input.is_number() => true,
                 _ => false,
             }
         };

@@ -5,10 +5,14 @@
 //! rule is compiled once for each kind of its probes, because the meaning of `args.name` depends on
 //! the probe.
 
+mod arrays;
 mod blocks;
+mod c_types;
 mod calls;
 mod expressions;
 mod fields;
+mod folding;
+mod layout;
 mod members;
 pub(crate) mod places;
 mod statements;
@@ -30,6 +34,7 @@ use crate::maps::{Capacity, MapDeclaration, MapKind};
 use crate::program::{Code, Emission, Operation};
 use crate::record;
 use crate::run::MOST_BYTES;
+use crate::shape::Shape;
 use crate::time::Zone;
 use crate::value::Value;
 use types::{Type, Types};
@@ -60,6 +65,8 @@ pub trait Guest {
 /// The options of a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
+    /// The script's name in messages.
+    pub file: String,
     /// The language.
     pub dialect: Dialect,
     /// The script's arguments: `$1` and so on.
@@ -75,6 +82,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            file: "script".to_owned(),
             dialect: Dialect::Normal,
             arguments: Vec::new(),
             longest_text: 256,
@@ -97,9 +105,19 @@ pub(crate) struct ProbeKindInfo {
     pub(crate) fields: Arc<[Field]>,
     pub(crate) returns: Option<String>,
     pub(crate) signature_known: bool,
+    /// Whether it is `iter:task`.
+    pub(crate) is_task: bool,
 }
 
 impl ProbeKindInfo {
+    /// Returns the properties of `iter:task`.
+    pub(crate) fn of_task() -> Self {
+        Self {
+            is_task: true,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn of(probe: &Probe, with_number: bool) -> Self {
         let Signature { arguments, returns } = probe.signature.clone().unwrap_or_default();
         Self {
@@ -113,6 +131,7 @@ impl ProbeKindInfo {
             fields: probe.fields().into(),
             returns,
             signature_known: probe.signature.is_some(),
+            is_task: false,
         }
     }
 }
@@ -145,6 +164,21 @@ struct Map {
     key: Option<Type>,
 }
 
+impl Map {
+    /// Returns the declaration, with the shapes of all that the rules put into the map.
+    fn declared(self) -> MapDeclaration {
+        let shape = |of: Option<Type>| of.map_or(Shape::Plain, |of| of.shape());
+        MapDeclaration {
+            key_shape: shape(self.key),
+            shape: match self.declaration.kind {
+                MapKind::Scalar => shape(self.of),
+                MapKind::Aggregation(_) => Shape::Plain,
+            },
+            ..self.declaration
+        }
+    }
+}
+
 /// The parts that the rules share, once all of them are compiled.
 pub(crate) struct Compiled {
     pub(crate) maps: Vec<MapDeclaration>,
@@ -158,7 +192,7 @@ impl<'c> Compiler<'c> {
             script,
             options,
             guest,
-            types: Types::new(guest.types(), &script.structures),
+            types: Types::new(guest.types(), &script.structures, &script.enums),
             maps: Vec::new(),
             map_numbers: HashMap::new(),
             emissions: Vec::new(),
@@ -178,12 +212,11 @@ impl<'c> Compiler<'c> {
         let number = *self.map_numbers.entry(name.to_owned()).or_insert_with(|| {
             self.maps.push(Map {
                 declaration: MapDeclaration {
-                    name: name.to_owned(),
-                    kind: MapKind::Scalar,
                     size: sizes
                         .iter()
                         .find(|size| size.name == name)
                         .map(Capacity::of),
+                    ..MapDeclaration::new(name, MapKind::Scalar)
                 },
                 keyed: false,
                 of: None,
@@ -313,7 +346,7 @@ impl<'c> Compiler<'c> {
         diagnostics.dedup();
         match diagnostics.is_empty() {
             true => Ok(Compiled {
-                maps: (self.maps.into_iter()).map(|map| map.declaration).collect(),
+                maps: self.maps.into_iter().map(Map::declared).collect(),
                 emissions: self.emissions,
                 words: self.words.min(probes::ring::MAX_SLOT_WORDS),
             }),
@@ -462,10 +495,11 @@ impl RuleCompiler<'_, '_> {
 fn words_of(of: &Type, longest_text: usize) -> usize {
     let text = 1 + longest_text.div_ceil(8);
     match of {
-        Type::Number | Type::Unsigned | Type::Pointer(_) => 2,
+        Type::Number | Type::Unsigned | Type::Bool | Type::Enum(_) | Type::Pointer(_) => 2,
+        Type::Array { element, elements } => arrays::words_of(element, *elements),
         Type::Shown => text.max(3),
         Type::Text => text,
-        Type::Stack => 2 + probes::event::MAX_FRAMES,
+        Type::Stack(_) => 2 + probes::event::MAX_FRAMES,
         Type::Tuple(items) => {
             1 + items
                 .iter()

@@ -39,6 +39,11 @@ impl RuleCompiler<'_, '_> {
                 then,
                 otherwise,
             } => {
+                match self.known_truth(condition) {
+                    Some(true) => return self.block(then),
+                    Some(false) => return self.block(otherwise),
+                    None => {}
+                }
                 self.value(condition);
                 let no = self.jump(Operation::JumpIfZero);
                 self.block(then);

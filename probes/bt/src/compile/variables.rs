@@ -4,6 +4,7 @@ use super::types::Type;
 use super::{RuleCompiler, nearest, with};
 use crate::ast::{Aggregation, BinaryOperator, Expression, Lvalue, LvalueKind, Span};
 use crate::maps::MapKind;
+use crate::names;
 use crate::program::Operation;
 
 impl RuleCompiler<'_, '_> {
@@ -22,7 +23,10 @@ impl RuleCompiler<'_, '_> {
                 {
                     return self.refuse(
                         place.span,
-                        format!("@{name} is a histogram and has no value; print it"),
+                        format!(
+                            "@{name} gathers by {} and has no value; print it",
+                            names::aggregation_name(aggregation)
+                        ),
                     );
                 }
                 let keys = self.keys(map, keys);
@@ -188,6 +192,8 @@ fn join(known: &mut Option<Type>, of: Type) {
 pub(super) fn is_histogram(aggregation: Aggregation) -> bool {
     matches!(
         aggregation,
-        Aggregation::PowerHistogram(_) | Aggregation::LinearHistogram { .. }
+        Aggregation::PowerHistogram(_)
+            | Aggregation::LinearHistogram { .. }
+            | Aggregation::TimeSeries(_)
     )
 }

@@ -128,9 +128,11 @@ impl<'a> Renderer<'a> {
     /// Returns the next value as a number, 0 if it is none.
     fn number(&mut self) -> u64 {
         match self.arguments.next() {
-            Some(Value::Int(number)) => number.cast_unsigned(),
+            Some(Value::Int(number) | Value::Enumerator { number, .. }) => number.cast_unsigned(),
+            Some(Value::Bool(truth)) => (*truth).into(),
             Some(
                 Value::Unsigned(number)
+                | Value::Address(number)
                 | Value::KernelSymbol(number)
                 | Value::UserSymbol {
                     address: number, ..
@@ -140,7 +142,9 @@ impl<'a> Renderer<'a> {
                 Value::Text(_)
                 | Value::Bytes(_)
                 | Value::Tuple(_)
+                | Value::Array(_)
                 | Value::Record { .. }
+                | Value::StackAs { .. }
                 | Value::KernelStack(_)
                 | Value::UserStack { .. },
             )

@@ -125,7 +125,7 @@ fn normal_formats_show_all_values() {
             (
                 "%s|",
                 &[Value::KernelStack([0x1010, 0x2000, 0x9000].into())],
-                "\n    k1000+16\n    k2000\n    0x9000\n|",
+                "\n    k1000+16\n    k2000+0\n    0x9000\n|",
             ),
         ],
     );

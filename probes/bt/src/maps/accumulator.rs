@@ -3,6 +3,7 @@
 use super::snapshot::Reading;
 use crate::ast::{Aggregation, Dialect};
 use crate::histogram::{Buckets, Histogram};
+use crate::series::Series;
 use crate::value::Value;
 
 /// An aggregated value. Sums wrap around, as C's do.
@@ -19,6 +20,7 @@ pub(super) enum Accumulator {
         buckets: Buckets,
         counts: Histogram,
     },
+    Series(Series),
 }
 
 /// The number of values and their sum.
@@ -45,6 +47,7 @@ impl Accumulator {
             Aggregation::Max => Self::Max(None),
             Aggregation::Average => Self::Average(Moments::default()),
             Aggregation::Stats => Self::Stats(Moments::default()),
+            Aggregation::TimeSeries(kind) => Self::Series(Series::new(kind)),
             Aggregation::PowerHistogram(_) | Aggregation::LinearHistogram { .. } => {
                 Self::Histogram {
                     buckets: Buckets::of(aggregation, dialect)
@@ -63,9 +66,11 @@ impl Accumulator {
         }
     }
 
-    /// Adds a value. Returns `false` if there is no room for it.
-    pub(super) fn add(&mut self, value: i64) -> bool {
+    /// Adds a value of a time, in nanoseconds since 1970, which matters to a time series alone.
+    /// Returns `false` if there is no room for it.
+    pub(super) fn add(&mut self, value: i64, at: u64) -> bool {
         match self {
+            Self::Series(series) => series.add(value, at),
             Self::Count(count) => *count = count.wrapping_add(1),
             Self::Sum(sum) => *sum = sum.wrapping_add(value),
             Self::Min(min) => *min = Some(min.map_or(value, |min| min.min(value))),
@@ -95,6 +100,7 @@ impl Accumulator {
             (Self::Histogram { counts: into, .. }, Self::Histogram { counts: from, .. }) => {
                 into.merge(from);
             }
+            (Self::Series(into), Self::Series(from)) => into.merge(from),
             // A map has one function.
             _ => {}
         }
@@ -107,6 +113,7 @@ impl Accumulator {
             Self::Min(number) | Self::Max(number) => *number = None,
             Self::Average(moments) | Self::Stats(moments) => *moments = Moments::default(),
             Self::Histogram { counts, .. } => counts.zero(),
+            Self::Series(series) => series.clear(),
         }
     }
 
@@ -130,6 +137,7 @@ impl Accumulator {
                 count: *count,
                 total: *total,
             },
+            Self::Series(series) => Reading::Series(series.clone()),
             Self::Histogram { buckets, counts } => Reading::Histogram {
                 buckets: *buckets,
                 counts: counts.clone(),

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use lru::LruCache;
 
 use super::snapshot::Reading;
-use super::{Capacity, Key, lock};
+use super::{Capacity, Key, Seed, lock};
 use crate::ast::Dialect;
 use crate::value::Value;
 
@@ -20,7 +20,7 @@ pub(super) struct Cells {
 #[derive(Debug)]
 struct State {
     /// The entries, the least recently used one last. The bound is checked by [`State::store`].
-    entries: LruCache<Key, Value>,
+    entries: LruCache<Key, Value, Seed>,
     /// Whether something was stored since the map was made or cleared: bt(5) distinguishes a map
     /// without entries from no map.
     is_set: bool,
@@ -29,7 +29,7 @@ struct State {
 impl Default for State {
     fn default() -> Self {
         Self {
-            entries: LruCache::unbounded(),
+            entries: LruCache::unbounded_with_hasher(Seed::default()),
             is_set: false,
         }
     }

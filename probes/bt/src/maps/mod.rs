@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ast::{Aggregation, Dialect, MapSize};
+use crate::shape::Shape;
 use crate::value::Value;
 use cells::Cells;
 use shards::Shards;
@@ -36,8 +37,16 @@ pub type MapNumber = usize;
 /// The key of an entry: empty for a variable without keys.
 pub type Key = Arc<[Value]>;
 
+/// The hasher of keys, with a random seed of its own for each map: a guest cannot choose keys that
+/// collide.
+type Seed = foldhash::fast::RandomState;
+
 /// The number of bytes of a key in bt(5), of the values that are text at the time of the hit.
 const STRICT_KEY_BYTES: usize = 511;
+
+/// The greatest number of intervals that the time series of a map may keep, those of all vCPUs
+/// together: some 200 MiB.
+const MOST_INTERVALS: usize = 1 << 22;
 
 /// A global variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +57,24 @@ pub struct MapDeclaration {
     pub kind: MapKind,
     /// The capacity, if it is another than that of all maps.
     pub size: Option<Capacity>,
+    /// The shape of the keys: of several, that of their tuple.
+    pub key_shape: Shape,
+    /// The shape of the values.
+    pub shape: Shape,
+}
+
+impl MapDeclaration {
+    /// Makes the declaration of a map whose keys and values are shown as they are.
+    #[must_use]
+    pub fn new(name: &str, kind: MapKind) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            size: None,
+            key_shape: Shape::Plain,
+            shape: Shape::Plain,
+        }
+    }
 }
 
 /// The room of a map.
@@ -91,6 +118,8 @@ pub struct Maps {
 struct Map {
     name: Arc<str>,
     storage: Storage,
+    key_shape: Shape,
+    shape: Shape,
 }
 
 #[derive(Debug)]
@@ -111,17 +140,21 @@ impl Maps {
         most_entries: usize,
     ) -> Self {
         let maps = (declarations.into_iter())
-            .map(|MapDeclaration { name, kind, size }| {
-                let size = size.unwrap_or(Capacity {
+            .map(|declaration| {
+                let kind = declaration.kind;
+                let size = declaration.size.unwrap_or(Capacity {
                     most: most_entries,
                     evicts: false,
                 });
                 Map {
-                    name: name.into(),
+                    name: declaration.name.into(),
+                    key_shape: declaration.key_shape,
+                    shape: declaration.shape,
                     storage: match kind {
                         MapKind::Scalar => Storage::Cells(Cells::new(dialect, size)),
                         MapKind::Aggregation(aggregation) => {
-                            Storage::Shards(Shards::new(aggregation, dialect, shards, size.most))
+                            let most = size.most.min(most_keys(aggregation, shards));
+                            Storage::Shards(Shards::new(aggregation, dialect, shards, most))
                         }
                     },
                 }
@@ -174,7 +207,8 @@ impl Maps {
     }
 
     /// Aggregates a value for the thread of a shard. Any shard number will do, but threads that
-    /// share one wait for each other. `aggregation` matters only for a map of assigned values.
+    /// share one wait for each other. `aggregation` matters only for a map of assigned values, and
+    /// the time `at`, in nanoseconds since 1970, only for a time series.
     pub fn aggregate(
         &self,
         map: MapNumber,
@@ -182,11 +216,12 @@ impl Maps {
         aggregation: Aggregation,
         key: &[Value],
         value: i64,
+        at: u64,
     ) {
         let key = &*self.key(key);
         let stored = match self.storage(map) {
             None => true,
-            Some(Storage::Shards(shards)) => shards.add(shard, key, value),
+            Some(Storage::Shards(shards)) => shards.add(shard, key, value, at),
             Some(Storage::Cells(cells)) => {
                 (cells.update(key, |old| combine(aggregation, self.dialect, old, value))).1
             }
@@ -257,6 +292,27 @@ impl Maps {
         MapSnapshot::new(map.name.clone(), entries)
     }
 
+    /// Returns a snapshot of a map as it is shown.
+    #[must_use]
+    pub fn dress(&self, map: MapNumber, mut snapshot: MapSnapshot) -> MapSnapshot {
+        let Some(Map {
+            key_shape, shape, ..
+        }) = self.maps.get(map)
+        else {
+            return snapshot;
+        };
+        if (key_shape, shape) != (&Shape::Plain, &Shape::Plain) {
+            for (key, reading) in &mut snapshot.entries {
+                *key = key_shape.dress_key(key);
+                if let Reading::Value(value) = reading {
+                    let plain = std::mem::replace(value, Value::ZERO);
+                    *value = shape.dress(plain);
+                }
+            }
+        }
+        snapshot
+    }
+
     /// Returns the map of this name, without `@`.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<MapNumber> {
@@ -286,6 +342,19 @@ impl Maps {
             Dialect::Normal => Cow::Borrowed(key),
             Dialect::Strict => strict_key(key),
         }
+    }
+}
+
+/// Returns the greatest number of keys with an aggregation: each may have all of its intervals on
+/// each vCPU.
+fn most_keys(aggregation: Aggregation, shards: usize) -> usize {
+    match aggregation {
+        Aggregation::TimeSeries(kind) => {
+            let intervals = usize::try_from(kind.intervals).unwrap_or(usize::MAX);
+            let each = intervals.saturating_mul(shards.max(1));
+            (MOST_INTERVALS / each.max(1)).max(1)
+        }
+        _ => usize::MAX,
     }
 }
 
@@ -335,7 +404,8 @@ fn combine(aggregation: Aggregation, dialect: Dialect, old: Option<&Value>, valu
         Aggregation::Average
         | Aggregation::Stats
         | Aggregation::PowerHistogram(_)
-        | Aggregation::LinearHistogram { .. } => before,
+        | Aggregation::LinearHistogram { .. }
+        | Aggregation::TimeSeries(_) => before,
     })
 }
 

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use super::accumulator::Accumulator;
 use super::snapshot::Reading;
-use super::{Key, lock};
+use super::{Key, Seed, lock};
 use crate::ast::{Aggregation, Dialect};
 use crate::value::Value;
 
@@ -20,14 +20,14 @@ pub(super) struct Shards {
     fresh: Accumulator,
     most: usize,
     /// The keys of all shards.
-    known: Mutex<HashSet<Key>>,
+    known: Mutex<HashSet<Key, Seed>>,
     shards: Box<[Shard]>,
 }
 
 /// One thread's part, on cache lines of its own (two, as processors fetch pairs of them).
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Shard(Mutex<HashMap<Key, Accumulator>>);
+struct Shard(Mutex<HashMap<Key, Accumulator, Seed>>);
 
 impl Shards {
     pub(super) fn new(
@@ -44,8 +44,8 @@ impl Shards {
         }
     }
 
-    /// Adds a value. Returns `false` if there is no room for it.
-    pub(super) fn add(&self, shard: usize, key: &[Value], value: i64) -> bool {
+    /// Adds a value of a time. Returns `false` if there is no room for it.
+    pub(super) fn add(&self, shard: usize, key: &[Value], value: i64, at: u64) -> bool {
         let Some(Shard(shard)) = self.shards.get(shard % self.shards.len()) else {
             return false;
         };
@@ -53,7 +53,7 @@ impl Shards {
             return true;
         }
         if let Some(accumulator) = lock(shard).get_mut(key) {
-            return accumulator.add(value);
+            return accumulator.add(value, at);
         }
         let mut known = lock(&self.known);
         let key = match known.get(key) {
@@ -68,7 +68,7 @@ impl Shards {
         let mut entries = lock(shard);
         (entries.entry(key))
             .or_insert_with(|| self.fresh.clone())
-            .add(value)
+            .add(value, at)
     }
 
     /// Returns an entry merged from all shards.

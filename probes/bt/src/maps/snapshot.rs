@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Key;
 use crate::histogram::{Buckets, Histogram};
+use crate::series::Series;
 use crate::value::Value;
 
 /// The entries of a map, ordered by key.
@@ -28,6 +29,16 @@ impl MapSnapshot {
     pub(super) fn new(name: Arc<str>, mut entries: Vec<(Key, Reading)>) -> Self {
         entries.sort_by(|one, other| one.0.cmp(&other.0));
         Self { name, entries }
+    }
+
+    /// Returns the newest interval of all time series: their rows end there.
+    #[must_use]
+    pub fn newest(&self) -> u64 {
+        let of_entry = |(_, reading): &(Key, Reading)| match reading {
+            Reading::Series(series) => series.newest(),
+            _ => None,
+        };
+        self.entries.iter().filter_map(of_entry).max().unwrap_or(0)
     }
 }
 
@@ -57,6 +68,8 @@ pub enum Reading {
         /// The number of values in each bucket.
         counts: Histogram,
     },
+    /// The values of `tseries`.
+    Series(Series),
 }
 
 impl Reading {
@@ -71,7 +84,7 @@ impl Reading {
             Self::Average { count, total } | Self::Stats { count, total } => {
                 Some(total.checked_div(*count).unwrap_or(0))
             }
-            Self::Value(_) | Self::Histogram { .. } => None,
+            Self::Value(_) | Self::Histogram { .. } | Self::Series(_) => None,
         }
     }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::ast::{SeriesKind, SeriesPart};
 use crate::histogram::MOST_BUCKETS;
 
 const ALL: [Aggregation; 8] = [
@@ -20,11 +21,7 @@ const ALL: [Aggregation; 8] = [
 ];
 
 fn one(kind: MapKind, dialect: Dialect, most_entries: usize) -> Maps {
-    let declaration = MapDeclaration {
-        name: "x".to_owned(),
-        kind,
-        size: None,
-    };
+    let declaration = MapDeclaration::new("x", kind);
     Maps::new(vec![declaration], 4, dialect, most_entries)
 }
 
@@ -46,7 +43,7 @@ fn values_of_all_shards_are_one() {
     for (aggregation, expected) in cases {
         let maps = one(MapKind::Aggregation(aggregation), Dialect::Normal, 10);
         for (shard, value) in [(0, 7), (1, -3), (3, 12), (3, 4), (7, 0)] {
-            maps.aggregate(0, shard, aggregation, &[int(1)], value);
+            maps.aggregate(0, shard, aggregation, &[int(1)], value, 0);
         }
         assert_eq!(maps.get(0, &[int(1)]), expected.map(int), "{aggregation:?}");
         assert_eq!(maps.get(0, &[int(2)]), None, "{aggregation:?}");
@@ -58,7 +55,8 @@ fn values_of_all_shards_are_one() {
 fn a_map_forgets_what_it_is_told_to() {
     for aggregation in ALL {
         let maps = one(MapKind::Aggregation(aggregation), Dialect::Normal, 10);
-        let gather = |shard, key, value| maps.aggregate(0, shard, aggregation, &[int(key)], value);
+        let gather =
+            |shard, key, value| maps.aggregate(0, shard, aggregation, &[int(key)], value, 0);
         (0..4).for_each(|shard| gather(shard, 1, 9));
         gather(2, 2, 9);
         assert!(maps.delete(0, &[int(1)]), "{aggregation:?}");
@@ -70,7 +68,7 @@ fn a_map_forgets_what_it_is_told_to() {
         // After zero(), earlier values have no effect.
         gather(1, 2, 40);
         let again = one(MapKind::Aggregation(aggregation), Dialect::Normal, 10);
-        again.aggregate(0, 0, aggregation, &[int(2)], 40);
+        again.aggregate(0, 0, aggregation, &[int(2)], 40, 0);
         assert_eq!(
             maps.get(0, &[int(2)]),
             again.get(0, &[int(2)]),
@@ -117,11 +115,7 @@ fn no_update_is_lost() {
         MapKind::Aggregation(Aggregation::Sum),
         MapKind::Scalar,
     ]
-    .map(|kind| MapDeclaration {
-        name: String::new(),
-        kind,
-        size: None,
-    });
+    .map(|kind| MapDeclaration::new("", kind));
     // Two threads that share a shard wait for each other, and the result is still exact.
     let maps = Maps::new(declarations.to_vec(), THREADS / 2, Dialect::Normal, 100);
     let plus_one = |old: Option<&Value>| match old {
@@ -134,8 +128,8 @@ fn no_update_is_lost() {
             scope.spawn(move || {
                 for turn in 0..TURNS {
                     let key = [int(turn % KEYS), Value::text(b"k")];
-                    maps.aggregate(0, thread, Aggregation::Count, &key, 0);
-                    maps.aggregate(1, thread, Aggregation::Sum, &key, 3);
+                    maps.aggregate(0, thread, Aggregation::Count, &key, 0, 0);
+                    maps.aggregate(1, thread, Aggregation::Sum, &key, 3, 0);
                     maps.update(2, &key, plus_one);
                 }
             });
@@ -162,7 +156,7 @@ fn what_goes_away_meanwhile_is_counted_once() {
             scope.spawn(move || {
                 for turn in 0..TURNS {
                     let key = [int(i64::try_from(turn % 8).unwrap())];
-                    maps.aggregate(0, thread, aggregation, &key, 0);
+                    maps.aggregate(0, thread, aggregation, &key, 0, 0);
                 }
             });
         }
@@ -185,7 +179,7 @@ fn maps_are_bounded() {
         for (turn, key) in [1, 2, 3, 4, 1, 4].into_iter().enumerate() {
             match kind {
                 MapKind::Scalar => maps.set(0, &[int(key)], int(9)),
-                MapKind::Aggregation(of) => maps.aggregate(0, turn, of, &[int(key)], 9),
+                MapKind::Aggregation(of) => maps.aggregate(0, turn, of, &[int(key)], 9, 0),
             }
         }
         assert_eq!((maps.len(0), maps.lost()), (3, 2), "{kind:?}");
@@ -193,7 +187,7 @@ fn maps_are_bounded() {
         maps.delete(0, &[int(1)]);
         match kind {
             MapKind::Scalar => maps.set(0, &[int(4)], int(9)),
-            MapKind::Aggregation(of) => maps.aggregate(0, 0, of, &[int(4)], 9),
+            MapKind::Aggregation(of) => maps.aggregate(0, 0, of, &[int(4)], 9, 0),
         }
         assert!(maps.contains(0, &[int(4)]), "{kind:?}: there is room again");
     }
@@ -203,7 +197,7 @@ fn maps_are_bounded() {
         step: 1,
     };
     let maps = one(MapKind::Aggregation(wide), Dialect::Normal, 1);
-    (0..2000).for_each(|value| maps.aggregate(0, 0, wide, &[], value));
+    (0..2000).for_each(|value| maps.aggregate(0, 0, wide, &[], value, 0));
     assert_eq!(maps.lost(), 2000 - MOST_BUCKETS as u64);
 }
 
@@ -211,7 +205,7 @@ fn maps_are_bounded() {
 fn a_number_that_is_no_map_s_does_nothing() {
     let maps = one(MapKind::Scalar, Dialect::Normal, 3);
     maps.set(1, &[], int(1));
-    maps.aggregate(1, 0, Aggregation::Count, &[], 1);
+    maps.aggregate(1, 0, Aggregation::Count, &[], 1, 0);
     maps.clear(1);
     maps.zero(1);
     assert_eq!((maps.get(1, &[]), maps.len(1)), (None, 0));
@@ -261,4 +255,19 @@ fn strict_reading_makes_entries() {
     );
     maps.clear(0);
     assert_eq!(maps.get(0, &[int(1)]), None);
+}
+
+#[test]
+fn time_series_are_bounded_together() {
+    let series = Aggregation::TimeSeries(SeriesKind {
+        interval: 1,
+        intervals: 4096,
+        part: SeriesPart::Last,
+    });
+    let declaration = MapDeclaration::new("x", MapKind::Aggregation(series));
+    let maps = Maps::new(vec![declaration], 64, Dialect::Normal, 1 << 16);
+    for key in 0..100 {
+        maps.aggregate(0, 0, series, &[int(key)], 1, 1);
+    }
+    assert_eq!((maps.len(0), maps.lost()), (16, 84));
 }

@@ -13,7 +13,7 @@ pub fn script(of: &Script) -> String {
         out += &format!("(struct {}", structure.name);
         for member in &structure.members {
             out += &format!(" ({} {}", type_name(&member.type_name), member.name);
-            if let Some(elements) = member.elements {
+            for elements in &member.elements {
                 out += &format!(" {elements}");
             }
             out.push(')');
@@ -38,6 +38,7 @@ pub fn script(of: &Script) -> String {
             match &probe.kind {
                 ProbeKind::Begin => out += " BEGIN",
                 ProbeKind::End => out += " END",
+                ProbeKind::Tasks => out += " iter:task",
                 ProbeKind::Pattern(text) => out += &format!(" {text}"),
             }
         }
@@ -97,6 +98,9 @@ fn statement(of: &Statement) -> String {
             if let Some(value) = value {
                 out += &format!(" {}", expression(value));
             }
+            if let Aggregation::TimeSeries(kind) = aggregation {
+                out += &format!(" {} {} {:?}", kind.interval, kind.intervals, kind.part);
+            }
             if let Aggregation::LinearHistogram { min, max, step } = aggregation {
                 out += &format!(" {min} {max} {step}");
             }
@@ -152,6 +156,8 @@ pub fn expression(of: &Expression) -> String {
         ExpressionKind::Builtin(builtin) => names::builtin_name(*builtin).to_owned(),
         ExpressionKind::Argument(number) => format!("${number}"),
         ExpressionKind::ArgumentCount => "$#".to_owned(),
+        ExpressionKind::Boolean(truth) => truth.to_string(),
+        ExpressionKind::Enumerator { number, .. } => number.to_string(),
         ExpressionKind::Constant(name) => name.clone(),
         ExpressionKind::Lvalue(of) => place(of),
         ExpressionKind::Unary(operator, of) => {

@@ -28,11 +28,14 @@ const MOST_ADDED: usize = 1 << 16;
 pub(super) fn expand(script: &mut Script, prelude: &[Macro]) -> Vec<Diagnostic> {
     let macros = std::mem::take(&mut script.macros);
     let enums = std::mem::take(&mut script.enums);
-    let members = enums.iter().flat_map(|one| &one.members);
+    let members = enums.iter().enumerate().flat_map(|(of, one)| {
+        let members = one.members.iter();
+        members.map(move |(name, number)| (&**name, (of, *number)))
+    });
     let mut expander = Expander {
         macros: HashMap::new(),
         prelude: prelude.iter().map(|one| (one.key(), one)).collect(),
-        numbers: members.map(|(name, value)| (&**name, *value)).collect(),
+        numbers: members.collect(),
         added: 0,
         calls: 0,
         errors: Vec::new(),
@@ -75,7 +78,7 @@ struct Expander<'m> {
     macros: HashMap<(&'m str, usize), &'m Macro>,
     /// The macros of the language itself.
     prelude: HashMap<(&'m str, usize), &'m Macro>,
-    numbers: HashMap<&'m str, i64>,
+    numbers: HashMap<&'m str, (usize, i64)>,
     /// The number of expressions that calls have added.
     added: usize,
     /// The number of calls, which tells their variables apart.
@@ -143,7 +146,11 @@ impl<'m> Expander<'m> {
         if arguments.is_none()
             && let Some(number) = self.numbers.get(name.as_str())
         {
-            of.kind = ExpressionKind::Number(*number);
+            let (of_enum, number) = *number;
+            of.kind = ExpressionKind::Enumerator {
+                of: of_enum,
+                number,
+            };
             return;
         }
         if arguments.is_none() && names::is_constant(&name) {

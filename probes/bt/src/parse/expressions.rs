@@ -361,17 +361,35 @@ impl Parser<'_> {
             _ => {}
         }
         self.next()?;
+        // Conditions that are known are found without it.
+        if word == "comptime" && self.at_operand()? {
+            return self.operand();
+        }
         if self.is("(")? {
-            return match self.value_in_mode(word, span)? {
-                Some(found) => Ok(found),
-                None => self.call(word, span),
-            };
+            if let Some(found) = self.value_in_mode(word, span)? {
+                return Ok(found);
+            }
+            match names::builtin(word) {
+                // A value may be written as a function without arguments.
+                Some(builtin) if names::signature(word).is_none() => {
+                    let start = self.position();
+                    self.next()?;
+                    if self.eat(")")? {
+                        return node(ExpressionKind::Builtin(builtin), self.since(span), 0);
+                    }
+                    self.rewind(start);
+                }
+                _ => {}
+            }
+            return self.call(word, span);
         }
         if let Some(builtin) = names::builtin(word) {
             return node(ExpressionKind::Builtin(builtin), span, 0);
         }
-        if let Some((_, value)) = names::CONSTANTS.iter().find(|(name, _)| *name == word) {
-            return node(ExpressionKind::Number(*value), span, 0);
+        match word {
+            "NULL" => return node(ExpressionKind::Number(0), span, 0),
+            "true" | "false" => return node(ExpressionKind::Boolean(word == "true"), span, 0),
+            _ => {}
         }
         if names::KEYWORDS.contains(&word) || names::is_function(word) {
             return Err(self.unknown(word, span));
@@ -439,7 +457,7 @@ impl Parser<'_> {
         let TokenKind::Word(word) = self.peek()?.kind else {
             return Ok(None);
         };
-        if !is_stack || !names::STACK_MODES.contains(&word) {
+        if !is_stack || names::stack_form(word).is_none() {
             return Ok(None);
         }
         let span = self.next()?.span;
@@ -486,7 +504,8 @@ impl Parser<'_> {
         let start = self.next()?.span;
         self.expect("(", "after sizeof")?;
         let (kind, below) = if self.at_type()? {
-            (ExpressionKind::SizeOfType(self.type_name()?), 0)
+            let of = self.type_name()?;
+            (ExpressionKind::SizeOfType(self.array_of(of)?), 0)
         } else {
             let of = self.inside(Self::tall)?;
             (

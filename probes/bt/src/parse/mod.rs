@@ -12,6 +12,7 @@ mod directives;
 mod enums;
 mod expand;
 mod expressions;
+mod gather;
 mod macros;
 mod rules;
 mod statements;
@@ -57,7 +58,7 @@ pub fn parse(text: &[u8], dialect: Dialect) -> Result<Script, Vec<Diagnostic>> {
             ..Diagnostic::new(Span::default(), message)
         }]);
     }
-    let script = match dialect {
+    let mut script = match dialect {
         Dialect::Strict => strict::parse(text)?,
         Dialect::Normal => {
             let directed = directives::carry_out(text);
@@ -74,11 +75,20 @@ pub fn parse(text: &[u8], dialect: Dialect) -> Result<Script, Vec<Diagnostic>> {
             script
         }
     };
+    script.lines = line_starts(text);
     let errors = check::check(&script, dialect);
     if errors.is_empty() {
         return Ok(script);
     }
     Err(in_order(errors))
+}
+
+/// Returns the first byte of each line.
+fn line_starts(text: &[u8]) -> Vec<usize> {
+    let ends = text.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+    std::iter::once(0)
+        .chain(ends.map(|(at, _)| at + 1))
+        .collect()
 }
 
 /// Sorts the errors by their place in the text, and cuts them to a readable number.

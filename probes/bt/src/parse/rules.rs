@@ -4,7 +4,9 @@ use super::timers::{event, timer};
 use super::{Parsed, Parser};
 use crate::ast::{MapSize, ProbeKind, ProbeSpec, Rule, Script};
 use crate::diagnostic::Diagnostic;
-use crate::lex::normal::TokenKind;
+use crate::lex::normal::{Token, TokenKind};
+use crate::names;
+use crate::value::StackForm;
 
 /// The key that has maps printed at the end.
 const PRINT_MAPS: &str = "print_maps_on_exit";
@@ -148,7 +150,8 @@ impl Parser<'_> {
                 self.report(unknown);
             }
             self.expect("=", "after the name")?;
-            let (is_off, number) = match self.peek()?.kind {
+            let token = self.peek()?;
+            let (is_off, number) = match token.kind {
                 TokenKind::Word(word) => (word == "false", None),
                 TokenKind::Number(number) => (number == 0, usize::try_from(number).ok()),
                 TokenKind::Text => (false, None),
@@ -158,11 +161,29 @@ impl Parser<'_> {
             match known.as_str() {
                 PRINT_MAPS => script.omits_maps = is_off,
                 "max_map_keys" => script.most_entries = number.filter(|most| *most > 0),
+                "stack_mode" => script.stack_form = self.stack_form(token)?,
                 "max_strlen" => script.longest_text = number.filter(|most| *most > 0),
-                _ => {}
+                _ => {
+                    let message = format!("{known} changes nothing here");
+                    script.notes.push((span, message));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Returns the form of stacks that the word or string after `stack_mode =` names.
+    fn stack_form(&self, token: Token<'_>) -> Parsed<StackForm> {
+        let mode = match token.kind {
+            TokenKind::Word(word) => word.as_bytes().to_vec(),
+            TokenKind::Text => self.lexer.text_value(token.span)?,
+            _ => Vec::new(),
+        };
+        let found = std::str::from_utf8(&mode).ok().and_then(names::stack_form);
+        found.ok_or_else(|| {
+            let message = "stacks are shown in the modes bpftrace, perf and raw";
+            Diagnostic::new(token.span, message)
+        })
     }
 
     /// Parses `let @x = hash(100);`.

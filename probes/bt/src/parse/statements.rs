@@ -3,18 +3,11 @@
 use super::expressions::{misspelt, place_of};
 use super::{Parsed, Parser};
 use crate::ast::{
-    Aggregation, Block, Expression, ExpressionKind, Lvalue, LvalueKind, Span, Statement,
-    StatementKind,
+    Block, Expression, ExpressionKind, Lvalue, LvalueKind, Span, Statement, StatementKind,
 };
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::TokenKind;
-use crate::names::{self, AggregateFn};
-
-/// The greatest number of buckets of a histogram with equal steps, as in bpftrace.
-const MOST_BUCKETS: i64 = 1000;
-
-/// The greatest number of bits of a power of two that its parts stand for, as in bpftrace.
-const MOST_BITS: u32 = 5;
+use crate::names;
 
 impl Parser<'_> {
     /// Parses `{ ... }`. After an error in one statement, it goes on with the next.
@@ -274,51 +267,6 @@ impl Parser<'_> {
         })
     }
 
-    /// Parses the arguments of an aggregating function, whose name was read.
-    fn gather(&mut self, gatherer: &AggregateFn) -> Parsed<(Aggregation, Option<Expression>)> {
-        let name_span = self.last;
-        self.next()?;
-        let what = format!("after the arguments of {}()", gatherer.name);
-        let (arguments, _) = self.items(")", &what)?;
-        let count = arguments.len();
-        if !(gatherer.least..=gatherer.most).contains(&count) {
-            let message = names::wrong_count(gatherer.name, count, gatherer.usage);
-            return Err(Diagnostic::new(self.since(name_span), message));
-        }
-        let mut arguments = arguments.into_iter();
-        let value = arguments.next();
-        let aggregation = match gatherer.name {
-            "count" => Aggregation::Count,
-            "sum" => Aggregation::Sum,
-            "min" => Aggregation::Min,
-            "max" => Aggregation::Max,
-            "avg" => Aggregation::Average,
-            "stats" => Aggregation::Stats,
-            "hist" => {
-                let bits = arguments.next();
-                let parts = bits.as_ref().map_or(Some(0), |bits| match bits.kind {
-                    ExpressionKind::Number(bits) => u32::try_from(bits).ok(),
-                    _ => None,
-                });
-                match (parts, bits) {
-                    (Some(parts @ 0..=MOST_BITS), _) => Aggregation::PowerHistogram(parts),
-                    (_, bits) => {
-                        let span = bits.map_or(name_span, |bits| bits.span);
-                        let message = format!(
-                            "the second argument of hist() is a number as such, 0 to {MOST_BITS}"
-                        );
-                        return Err(Diagnostic::new(span, message));
-                    }
-                }
-            }
-            _ => {
-                let range: Vec<Expression> = arguments.collect();
-                linear_histogram(&range)?
-            }
-        };
-        Ok((aggregation, value))
-    }
-
     /// Parses the condition behind a word that is ahead: in parentheses, or any expression before
     /// `{`.
     fn condition(&mut self) -> Parsed<Expression> {
@@ -415,42 +363,4 @@ impl Parser<'_> {
         }
         self.body()
     }
-}
-
-/// Returns the histogram with equal steps for `min, max, step`.
-fn linear_histogram(range: &[Expression]) -> Parsed<Aggregation> {
-    let mut numbers = [0i64; 3];
-    for ((argument, slot), name) in range
-        .iter()
-        .zip(&mut numbers)
-        .zip(["smallest", "largest", "step"])
-    {
-        let ExpressionKind::Number(number) = argument.kind else {
-            let message = format!("the {name} of lhist() must be a number as such");
-            return Err(Diagnostic::new(argument.span, message));
-        };
-        *slot = number;
-    }
-    let [min, max, step] = numbers;
-    let span = range
-        .iter()
-        .map(|argument| argument.span)
-        .reduce(|first, next| first.to(next))
-        .unwrap_or_default();
-    let wrong = |message: String| Err(Diagnostic::new(span, message));
-    if max <= min {
-        return wrong(format!(
-            "lhist() from {min} to {max}; the largest must be above the smallest"
-        ));
-    }
-    if step < 1 {
-        return wrong(format!("lhist() with a step of {step}; 1 is the least"));
-    }
-    let buckets = max.abs_diff(min) / step.unsigned_abs();
-    if buckets > MOST_BUCKETS.unsigned_abs() {
-        return wrong(format!(
-            "lhist() with {buckets} buckets; {MOST_BUCKETS} are the most: take a larger step"
-        ));
-    }
-    Ok(Aggregation::LinearHistogram { min, max, step })
 }

@@ -36,8 +36,9 @@ pub fn timer(text: &str) -> Option<Result<ProbeKind, String>> {
     )
 }
 
-/// Returns the probe for `software:EVENT:COUNT` and `hardware:EVENT:COUNT` of bpftrace. Each event
-/// is a hit here, so the count may only be 1. It is `None` if `text` is no such event.
+/// Returns the probe for `software:EVENT:COUNT`, `hardware:EVENT:COUNT` and `iter:task` of
+/// bpftrace. Each event is a hit here, so the count may only be 1. It is `None` if `text` is no
+/// such event.
 ///
 /// # Errors
 /// A sentence if nothing of a guest has that meaning.
@@ -52,6 +53,12 @@ pub fn event(text: &str) -> Option<Result<ProbeKind, String>> {
             return Some(Err(format!(
                 "no event {event:?} of a guest; known are page-faults, context-switches and cpu-migrations; for time take profile:hz:99"
             )));
+        }
+        ("iter" | "it", "task") if count.is_empty() => return Some(Ok(ProbeKind::Tasks)),
+        ("iter" | "it", _) => {
+            return Some(Err(
+                "only iter:task is offered: a rule for each thread".to_owned()
+            ));
         }
         ("hardware" | "h", _) => {
             return Some(Err(
@@ -108,6 +115,7 @@ mod tests {
             ("software:page-faults:100", None),
             ("software:cpu-clock:1", None),
             ("hardware:cache-misses:1000", None),
+            ("iter:task_file", None),
         ] {
             let found = event(text).unwrap().ok();
             let expected = expected.map(|text| ProbeKind::Pattern(text.to_owned()));

@@ -37,6 +37,8 @@ const INNER: &str = "::";
 
 /// The greatest number of `*` of a type.
 const MOST_POINTERS: usize = 8;
+/// The greatest number of dimensions of an array.
+const MOST_DIMENSIONS: usize = 4;
 
 impl Parser<'_> {
     /// Checks whether a name may be a type's: it is neither a translator's input nor a word of the
@@ -67,6 +69,7 @@ impl Parser<'_> {
         Ok(TypeName {
             base,
             pointers,
+            elements: None,
             span: self.since(start),
         })
     }
@@ -85,10 +88,8 @@ impl Parser<'_> {
             }
             false => Some(self.type_name()?),
         };
-        Ok(match self.elements()? {
-            Some(_) => None,
-            None => of,
-        })
+        let is_array = !self.elements()?.is_empty();
+        Ok(of.filter(|_| !is_array))
     }
 
     /// Parses a type without `*`.
@@ -156,12 +157,12 @@ impl Parser<'_> {
         }
         let name = self.type_name();
         if certain {
-            let name = name?;
-            self.refuse("[", "casts to arrays are not offered; cast to a pointer")?;
+            let name = self.array_of(name?)?;
             self.expect(")", "after the type")?;
             return Ok(Some(name));
         }
         if let Ok(name) = name
+            && let Ok(name) = self.array_of(name)
             && self.eat(")")?
             && (name.pointers > 0 || self.at_operand()?)
         {
@@ -171,8 +172,29 @@ impl Parser<'_> {
         Ok(None)
     }
 
+    /// Parses `[N]` or `[]` behind a type that a value is cast to.
+    pub(super) fn array_of(&mut self, of: TypeName) -> Parsed<TypeName> {
+        let start = of.span;
+        if !self.eat("[")? {
+            return Ok(of);
+        }
+        let elements = match self.eat("]")? {
+            true => 0,
+            false => {
+                let found = self.number_of_elements()?;
+                self.expect("]", "after the number of elements")?;
+                found
+            }
+        };
+        Ok(TypeName {
+            elements: Some(elements),
+            span: self.since(start),
+            ..of
+        })
+    }
+
     /// Checks whether the next token can only begin an operand.
-    fn at_operand(&mut self) -> Parsed<bool> {
+    pub(super) fn at_operand(&mut self) -> Parsed<bool> {
         Ok(match self.peek()?.kind {
             TokenKind::Word(_)
             | TokenKind::Number(_)
@@ -322,6 +344,7 @@ impl Parser<'_> {
         Ok(Some(TypeName {
             base: format!("struct {name}"),
             pointers: self.pointers()?,
+            elements: None,
             span,
         }))
     }
@@ -335,17 +358,25 @@ impl Parser<'_> {
         Ok(bits)
     }
 
-    /// Parses `[16]`.
-    fn elements(&mut self) -> Parsed<Option<u64>> {
-        if !self.eat("[")? {
-            return Ok(None);
+    /// Parses `[16]`, and `[2][16]`: the numbers of elements, the outermost first.
+    fn elements(&mut self) -> Parsed<Vec<u64>> {
+        let mut found = Vec::new();
+        while self.eat("[")? {
+            if found.len() >= MOST_DIMENSIONS {
+                let message = format!("an array of more than {MOST_DIMENSIONS} dimensions");
+                return Err(Diagnostic::new(self.last, message));
+            }
+            found.push(self.number_of_elements()?);
+            self.expect("]", "after the number of elements")?;
         }
+        Ok(found)
+    }
+
+    fn number_of_elements(&mut self) -> Parsed<u64> {
         let TokenKind::Number(elements) = self.peek()?.kind else {
             return Err(self.unexpected("the number of elements"));
         };
         self.next()?;
-        self.expect("]", "after the number of elements")?;
-        self.refuse("[", "arrays of arrays are not offered")?;
-        Ok(Some(elements))
+        Ok(elements)
     }
 }

@@ -43,6 +43,7 @@ fn weight(reading: &Reading) -> u64 {
     match reading {
         Reading::Value(Value::Unsigned(number)) => *number,
         Reading::Histogram { counts, .. } => counts.total(),
+        Reading::Series(_) => 0,
         Reading::Stats { count, .. } => u64::try_from(*count).unwrap_or(0),
         Reading::Value(_) | Reading::Average { .. } => {
             u64::try_from(reading.number().unwrap_or(0)).unwrap_or(0)
@@ -54,6 +55,11 @@ fn weight(reading: &Reading) -> u64 {
 fn frames(key: &[Value], names: &dyn Names) -> Vec<String> {
     let (mut labels, mut user, mut kernel) = (Vec::new(), Vec::new(), Vec::new());
     for value in parts(key) {
+        // Folded frames are names in any form.
+        let value = match value {
+            Value::StackAs { stack, .. } => stack.as_ref(),
+            other => other,
+        };
         match value {
             Value::UserStack { pid, frames } => {
                 user.extend(frames.iter().rev().map(|&at| names.user(*pid, at)));

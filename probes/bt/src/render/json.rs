@@ -8,12 +8,14 @@
 
 use probes::json::string;
 
-use super::Output;
 use super::map::{Shown, quotient, shown};
 use super::text::render as text;
+use super::{Complaint, Output};
 use crate::ast::Dialect;
 use crate::histogram::{Buckets, Histogram};
 use crate::maps::{MapSnapshot, Reading};
+use crate::series::Series;
+use crate::time::{TimeFormat, Zone};
 use crate::value::{Names, Value};
 use crate::value_text::{self, parts, text_of};
 
@@ -21,6 +23,25 @@ use crate::value_text::{self, parts, text_of};
 #[must_use]
 pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> String {
     let (kind, data) = match output {
+        Output::Printf {
+            format,
+            arguments,
+            complaint: Some(complaint),
+        } => {
+            let Complaint {
+                is_error,
+                file,
+                line,
+                columns: (column, _),
+            } = &**complaint;
+            let kind = if *is_error { "errorf" } else { "warnf" };
+            let text = string(&format.render(arguments, names));
+            let file = string(file.as_bytes());
+            return format!(
+                "{{\"type\": \"{kind}\", \"msg\": {text}, \"filename\": {file}, \"line\": {line}, \"col\": {column}}}\n"
+            );
+        }
+        Output::Ending => return String::new(),
         Output::Printf { .. } => ("printf", string(&text(output, dialect, names))),
         Output::Time { .. } => ("time", string(&text(output, dialect, names))),
         Output::Join { parts, separator } => ("join", string(&parts.join(&separator[..]))),
@@ -43,7 +64,8 @@ pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> String {
 fn kind_of(snapshot: &MapSnapshot) -> &'static str {
     match snapshot.entries.first() {
         Some((_, Reading::Histogram { .. })) => "hist",
-        Some((_, Reading::Stats { .. })) => "stats",
+        Some((_, Reading::Stats { .. } | Reading::Average { .. })) => "stats",
+        Some((_, Reading::Series(_))) => "tseries",
         _ => "map",
     }
 }
@@ -76,6 +98,7 @@ fn of_reading(
 ) -> String {
     match reading {
         Reading::Value(value) => of_value(value, dialect, names),
+        Reading::Series(series) => of_series(series),
         Reading::Average { .. } => quotient(reading.number().unwrap_or(0), divisor).to_string(),
         Reading::Stats { count, total } => {
             let mean = reading.number().unwrap_or(0);
@@ -99,11 +122,32 @@ fn of_histogram(buckets: Buckets, counts: &Histogram, divisor: u64) -> String {
     format!("[{}]", joined(rows))
 }
 
+/// Renders the intervals that have values.
+fn of_series(series: &Series) -> String {
+    let format = TimeFormat::parse(b"%Y-%m-%dT%H:%M:%S", Dialect::Normal, &Zone::local());
+    let rows = series.rows(series.newest().unwrap_or(0)).into_iter();
+    let rows = rows.filter_map(|(begin, value)| {
+        let value = value?;
+        let unix_ns = i64::try_from(begin).unwrap_or(i64::MAX);
+        let mut time = format.as_ref().ok()?.render(unix_ns);
+        time.extend(format!(".{:09}", begin % 1_000_000_000).bytes());
+        let time = string(&time);
+        Some(format!(
+            "{{\"interval_start\": {time}, \"value\": {value}}}"
+        ))
+    });
+    format!("[{}]", joined(rows))
+}
+
 fn of_value(value: &Value, dialect: Dialect, names: &dyn Names) -> String {
     match value {
         Value::Int(number) => number.to_string(),
         Value::Unsigned(number) => number.to_string(),
-        Value::Tuple(values) => {
+        Value::Bool(truth) => truth.to_string(),
+        // As in bpftrace, what has a name or is an address is a number for programs.
+        Value::Address(address) => address.to_string(),
+        Value::Enumerator { number, .. } => number.to_string(),
+        Value::Tuple(values) | Value::Array(values) => {
             let values = values.iter().map(|value| of_value(value, dialect, names));
             format!("[{}]", joined(values))
         }

@@ -64,7 +64,11 @@ pub(super) fn shown<'a>(
 /// Returns the size of an entry, if it has one.
 fn size(reading: &Reading) -> Option<i128> {
     match reading {
-        Reading::Value(Value::Unsigned(number)) => Some(i128::from(*number)),
+        Reading::Value(Value::Unsigned(number) | Value::Address(number)) => {
+            Some(i128::from(*number))
+        }
+        Reading::Value(Value::Bool(truth)) => Some(i128::from(*truth)),
+        Reading::Value(Value::Enumerator { number, .. }) => Some(i128::from(*number)),
         Reading::Histogram { counts, .. } => Some(i128::from(counts.total())),
         _ => reading.number().map(i128::from),
     }
@@ -94,7 +98,8 @@ fn divided(reading: &Reading, divisor: Option<i64>) -> Reading {
         Reading::Value(_)
         | Reading::Average { .. }
         | Reading::Stats { .. }
-        | Reading::Histogram { .. } => reading.clone(),
+        | Reading::Histogram { .. }
+        | Reading::Series(_) => reading.clone(),
     }
 }
 

@@ -36,11 +36,7 @@ fn aggregation(name: &str) -> Aggregation {
 /// - `say`: shows a line;
 /// - `print`, `delete`, `clear`, `zero`.
 fn run(dialect: Dialect, kind: MapKind, steps: &str) -> String {
-    let declaration = MapDeclaration {
-        name: "m".to_owned(),
-        kind,
-        size: None,
-    };
+    let declaration = MapDeclaration::new("m", kind);
     let maps = Maps::new(vec![declaration], 2, dialect, 100);
     let mut out = Vec::new();
     for (turn, step) in steps.split("; ").enumerate() {
@@ -75,7 +71,7 @@ fn run(dialect: Dialect, kind: MapKind, steps: &str) -> String {
             "say" => out.extend(format!("-- {at}\n").bytes()),
             gather => {
                 let value = value.parse().unwrap_or(0);
-                maps.aggregate(0, turn, aggregation(gather), &key(), value);
+                maps.aggregate(0, turn, aggregation(gather), &key(), value, 0);
             }
         }
     }

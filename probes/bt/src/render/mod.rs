@@ -22,6 +22,19 @@ use crate::maps::MapSnapshot;
 use crate::time::TimeFormat;
 use crate::value::Value;
 
+/// The place of an `errorf` or `warnf`, as it stands before the text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Complaint {
+    /// Whether it is an error, and no warning.
+    pub is_error: bool,
+    /// The name of the script.
+    pub file: Arc<str>,
+    /// The line, from 1.
+    pub line: usize,
+    /// The columns of the first and of the last byte, from 1.
+    pub columns: (usize, usize),
+}
+
 /// The output of one statement.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
@@ -31,8 +44,8 @@ pub enum Output {
         format: Arc<Format>,
         /// The values.
         arguments: Vec<Value>,
-        /// Whether it goes to standard error.
-        to_stderr: bool,
+        /// Its place in the script, if it is a complaint, which goes to standard error.
+        complaint: Option<Arc<Complaint>>,
     },
     /// `print(value)`.
     Print(Value),
@@ -47,6 +60,8 @@ pub enum Output {
         /// `stats`; 0 counts as 1.
         divisor: Option<i64>,
     },
+    /// The end of the rules: the maps follow. A line of its own stands before them.
+    Ending,
     /// `time`.
     Time {
         /// The format.
@@ -75,7 +90,7 @@ impl Output {
         matches!(
             self,
             Self::Printf {
-                to_stderr: true,
+                complaint: Some(_),
                 ..
             } | Self::Fail { .. }
         )

@@ -41,11 +41,7 @@ pub(super) fn word(word: &str) -> Value {
 
 /// Makes maps with a stack in their key, and other values.
 fn stacks(dialect: Dialect) -> Maps {
-    let declarations = ["", "v"].map(|name| MapDeclaration {
-        name: name.to_owned(),
-        kind: MapKind::Scalar,
-        size: None,
-    });
+    let declarations = ["", "v"].map(|name| MapDeclaration::new(name, MapKind::Scalar));
     let maps = Maps::new(declarations.to_vec(), 1, dialect, 100);
     let kernel = Value::KernelStack([0x1010, 0x2000].as_slice().into());
     let user = Value::UserStack {
@@ -72,12 +68,12 @@ fn stacks_are_lines() {
     let maps = stacks(Dialect::Normal);
     assert_eq!(
         shown(&maps, 0, Dialect::Normal),
-        "@[\n    k1000+16\n    k2000\n, a;b]: 2\n\
-         @[\n    k1000+16\n    k2000\n, a;b, \n    p7_4000+18\n    p7_5000\n]: 3\n"
+        "@[\n    k1000+16\n    k2000+0\n, a;b]: 2\n\
+         @[\n    k1000+16\n    k2000+0\n, a;b, \n    p7_4000+18\n    p7_5000+0\n]: 3\n"
     );
     assert_eq!(
         shown(&maps, 1, Dialect::Normal),
-        "@v[1]: \n    p7_4000+18\n    p7_5000\n\n"
+        "@v[1]: \n    p7_4000+18\n    p7_5000+0\n\n"
     );
     let maps = stacks(Dialect::Strict);
     assert_eq!(
@@ -171,10 +167,10 @@ fn the_rest_has_a_text() {
     let zone = Zone::utc();
     let time = TimeFormat::parse(b"%F %T\n", Dialect::Normal, &zone).unwrap();
     let format = Arc::new(Format::parse(b"%d-%s\n", Dialect::Normal).unwrap());
-    let printf = |to_stderr| Output::Printf {
+    let printf = |complaint| Output::Printf {
         format: format.clone(),
         arguments: vec![int(1), word("x")],
-        to_stderr,
+        complaint,
     };
     let join = Output::Join {
         parts: ["ls", "-l"].map(|part| part.as_bytes().into()).to_vec(),
@@ -186,7 +182,7 @@ fn the_rest_has_a_text() {
     };
     let cases = [
         (
-            printf(false),
+            printf(None),
             "1-x\n",
             r#"{"type": "printf", "data": "1-x\n"}"#,
         ),
@@ -208,7 +204,19 @@ fn the_rest_has_a_text() {
         );
         assert!(!output.is_for_stderr());
     }
-    assert!(printf(true).is_for_stderr());
+    let complaint = Complaint {
+        is_error: false,
+        file: "a.bt".into(),
+        line: 3,
+        columns: (9, 20),
+    };
+    let warning = printf(Some(complaint.into()));
+    assert!(warning.is_for_stderr());
+    let text = text::render(&warning, Dialect::Normal, &Fixed);
+    assert_eq!(text, b"a.bt:3:9-20: WARNING: 1-x\n\n");
+    let json = json::render(&warning, Dialect::Normal, &Fixed);
+    let expected = r#"{"type": "warnf", "msg": "1-x\n", "filename": "a.bt", "line": 3, "col": 9}"#;
+    assert_eq!(json, format!("{expected}\n"));
 }
 
 #[test]
@@ -260,8 +268,25 @@ fn json_is_one_object_a_line() {
             Dialect::Normal,
             &Fixed
         ),
-        "{\"type\": \"map\", \"data\": {\"@x\": 4}}\n"
+        "{\"type\": \"stats\", \"data\": {\"@x\": 4}}\n"
     );
+    let shown = Value::Tuple(
+        [
+            Value::Bool(true),
+            Value::Address(16),
+            Value::Enumerator {
+                number: 3,
+                name: "THREE".into(),
+            },
+            Value::Array([int(1), int(2)].into()),
+        ]
+        .into(),
+    );
+    let line = json::render(&Output::Print(shown.clone()), Dialect::Normal, &Fixed);
+    let expected = r#"{"type": "value", "data": [true, 16, 3, [1, 2]]}"#;
+    assert_eq!(line, format!("{expected}\n"));
+    let line = text::render(&Output::Print(shown), Dialect::Normal, &Fixed);
+    assert_eq!(line, b"(true, 0x10, THREE, [1,2])\n");
     let cases: &[(Output, &str)] = &[
         (
             map(&[(&[word("a")], value(2)), (&[word("b c")], value(1))]),
@@ -277,7 +302,7 @@ fn json_is_one_object_a_line() {
         ),
         (
             map(&[(&[], average)]),
-            r#"{"type": "map", "data": {"@x": 4}}"#,
+            r#"{"type": "stats", "data": {"@x": 4}}"#,
         ),
         (map(&[]), r#"{"type": "map", "data": {"@x": {}}}"#),
         (

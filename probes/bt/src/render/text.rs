@@ -1,9 +1,11 @@
 //! The text of values, maps and all other output, as bt(5) and bpftrace write it.
 
-use super::Output;
 use super::map::{Shown, quotient, shown};
+use super::{Complaint, Output};
 use crate::ast::Dialect;
-use crate::maps::Reading;
+use crate::maps::{MapSnapshot, Reading};
+use crate::series;
+use crate::time::Zone;
 use crate::value::{Names, Value};
 use crate::value_text::{joined, parts, write_value};
 
@@ -13,13 +15,30 @@ pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> Vec<u8> {
     let mut out = Vec::new();
     match output {
         Output::Printf {
-            format, arguments, ..
-        } => return format.render(arguments, names),
+            format,
+            arguments,
+            complaint,
+        } => {
+            let text = format.render(arguments, names);
+            let Some(complaint) = complaint else {
+                return text;
+            };
+            let Complaint {
+                is_error,
+                file,
+                line,
+                columns: (first, last),
+            } = &**complaint;
+            let word = if *is_error { "ERROR" } else { "WARNING" };
+            let place = format!("{file}:{line}:{first}-{last}: {word}: ");
+            return [place.as_bytes(), &text, b"\n"].concat();
+        }
         Output::Time { format, unix_ns } => return format.render(*unix_ns),
         Output::Fail { message } => {
             out.extend_from_slice(message.as_bytes());
             out.push(b'\n');
         }
+        Output::Ending => out.extend_from_slice(b"\n\n"),
         Output::Print(value) => {
             write_value(&mut out, value, dialect, names);
             out.push(b'\n');
@@ -34,7 +53,7 @@ pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> Vec<u8> {
             divisor,
         } => {
             for entry in shown(snapshot, *top, *divisor, dialect, names) {
-                write_entry(&mut out, &snapshot.name, &entry, *divisor, dialect, names);
+                write_entry(&mut out, snapshot, &entry, *divisor, dialect, names);
             }
         }
     }
@@ -44,7 +63,7 @@ pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> Vec<u8> {
 /// Writes the lines of a map's entry.
 fn write_entry(
     out: &mut Vec<u8>,
-    name: &str,
+    of: &MapSnapshot,
     entry: &Shown<'_>,
     divisor: Option<i64>,
     dialect: Dialect,
@@ -57,7 +76,7 @@ fn write_entry(
         || matches!(entry.reading, Reading::Histogram { .. });
     if is_named {
         out.push(b'@');
-        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(of.name.as_bytes());
         if is_keyed {
             out.push(b'[');
             out.extend_from_slice(&entry.key_text);
@@ -73,6 +92,12 @@ fn write_entry(
             if dialect == Dialect::Strict {
                 return;
             }
+        }
+        Reading::Series(series) => {
+            let rows = series.rows(of.newest());
+            let text = series::render(&rows, series.interval(), &Zone::local());
+            out.extend_from_slice(b"\n");
+            out.extend_from_slice(text.as_bytes());
         }
         Reading::Stats { count, total } => {
             let mean = entry.reading.number().unwrap_or(0);

@@ -61,18 +61,22 @@ impl Machine<'_> {
                 let length = match self.pop() {
                     Value::Text(bytes) | Value::Bytes(bytes) => bytes.len(),
                     Value::KernelStack(frames) | Value::UserStack { frames, .. } => frames.len(),
-                    Value::Tuple(items) => items.len(),
+                    Value::Tuple(items) | Value::Array(items) => items.len(),
                     _ => 0,
                 };
                 Value::Int(i64::try_from(length).unwrap_or(i64::MAX))
             }
             Operation::KernelStack(most) => {
-                Value::KernelStack(Self::frames(*most, |room| self.context.kernel_stack(room)))
+                let context = self.context;
+                Value::KernelStack(self.frames(*most, |room| context.kernel_stack(room)))
             }
-            Operation::UserStack(most) => Value::UserStack {
-                pid: self.context.process(),
-                frames: Self::frames(*most, |room| self.context.user_stack(room)),
-            },
+            Operation::UserStack(most) => {
+                let context = self.context;
+                Value::UserStack {
+                    pid: context.process(),
+                    frames: self.frames(*most, |room| context.user_stack(room)),
+                }
+            }
             Operation::KernelSymbol => Value::KernelSymbol(self.word()),
             Operation::UserSymbol => Value::UserSymbol {
                 pid: self.context.process(),
@@ -101,6 +105,18 @@ impl Machine<'_> {
                 let (left, right) = (cut(left, most), cut(right, most));
                 Value::Int((left != right).into())
             }
+            Operation::CompareBytes => {
+                let most = self.length(MOST_BYTES);
+                let (right, left) = (self.pop(), self.pop());
+                let (left, right) = (bytes_of(&left), bytes_of(&right));
+                // Text ends in zeros.
+                let byte = |of: &[u8], at: usize| of.get(at).copied().unwrap_or(0);
+                let differing = (0..most).find(|at| byte(left, *at) != byte(right, *at));
+                let difference = differing.map_or(0, |at| {
+                    i64::from(byte(left, at)) - i64::from(byte(right, at))
+                });
+                Value::Int(difference)
+            }
             Operation::Contains => {
                 let (needle, haystack) = (self.pop(), self.pop());
                 let (needle, haystack) = (text_of(&needle), text_of(&haystack));
@@ -116,6 +132,14 @@ impl Machine<'_> {
                     length => haystack.windows(length).position(|part| part == needle),
                 };
                 Value::Int(found.and_then(|at| i64::try_from(at).ok()).unwrap_or(-1))
+            }
+            Operation::ReadArray {
+                bytes,
+                signed,
+                elements,
+            } => {
+                let address = self.word();
+                self.array(address, *bytes, *signed, *elements)
             }
             Operation::Concatenate => {
                 let (right, left) = (self.pop(), self.pop());
@@ -169,7 +193,7 @@ impl Machine<'_> {
         usize::try_from(number.max(0)).map_or(most, |length| length.min(most))
     }
 
-    fn text(&self, address: u64, most: usize) -> Value {
+    fn text(&mut self, address: u64, most: usize) -> Value {
         let mut buffer = [0; MOST_BYTES];
         let room = buffer.get_mut(..most.min(MOST_BYTES)).unwrap_or_default();
         // A null pointer is empty text and no failed read, as in a script that checks it first.
@@ -180,7 +204,7 @@ impl Machine<'_> {
         if !is_there {
             count(&self.shared.faults.reads);
         }
-        Value::text(buffer.get(..length).unwrap_or_default())
+        Value::Text(self.scratch.text(buffer.get(..length).unwrap_or_default()))
     }
 
     fn bytes(&self, address: u64, length: usize) -> Value {
@@ -190,7 +214,24 @@ impl Machine<'_> {
         Value::Bytes((&*room).into())
     }
 
-    fn strings(&self, array: u64, most: usize) -> Vec<Value> {
+    /// Reads numbers of so many bytes each.
+    fn array(&self, address: u64, bytes: u8, signed: bool, elements: usize) -> Value {
+        let width = usize::from(bytes.clamp(1, 8));
+        let mut buffer = [0; MOST_BYTES];
+        let room = width.saturating_mul(elements).min(MOST_BYTES);
+        let room = buffer.get_mut(..room).unwrap_or_default();
+        self.fill(address, room);
+        let items = room.chunks_exact(width).map(|chunk| {
+            let mut word = [0; 8];
+            for (place, byte) in word.iter_mut().zip(chunk) {
+                *place = *byte;
+            }
+            numbers::extend(u64::from_le_bytes(word), bytes, signed)
+        });
+        Value::Array(items.collect())
+    }
+
+    fn strings(&mut self, array: u64, most: usize) -> Vec<Value> {
         let mut found = Vec::new();
         for index in 0..MOST_STRINGS as u64 {
             let Some(at) = array.checked_add(8 * index) else {
@@ -229,6 +270,14 @@ fn bits(word: u64, shift: u8, width: u8, signed: bool) -> Value {
 
 fn text(text: &str) -> Value {
     Value::text(text.as_bytes())
+}
+
+/// Returns the bytes of a text or of bytes.
+fn bytes_of(of: &Value) -> &[u8] {
+    match of {
+        Value::Text(bytes) | Value::Bytes(bytes) => bytes,
+        _ => &[],
+    }
 }
 
 fn text_of(value: &Value) -> &[u8] {

@@ -9,6 +9,7 @@ mod memory;
 pub(crate) use memory::{MOST_BYTES, MOST_STRINGS};
 mod number_names;
 pub(crate) mod numbers;
+mod scratch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use probes::event::MAX_FRAMES;
 use probes::fields::RECORD;
 
-use crate::ast::Dialect;
+use self::scratch::Scratch;
+use crate::ast::{Aggregation, Dialect};
 use crate::context::Context;
 use crate::maps::{MapNumber, Maps, Reading};
 use crate::program::{Code, Emission, Known, Operation};
@@ -98,25 +100,13 @@ pub(crate) fn run(
         shared,
         context,
         probe,
-        stack: Vec::with_capacity(16),
-        locals: vec![Value::ZERO; code.locals],
+        scratch: Scratch::take(code.locals),
         iterations: Vec::new(),
         walked: 0,
     };
-    let mut at = 0;
-    for _ in 0..MOST_OPERATIONS {
-        let Some(operation) = code.operations.get(at) else {
-            return RuleOutcome::Executed;
-        };
-        match machine.step(operation) {
-            Next::Follows => at += 1,
-            Next::At(to) => at = to,
-            Next::End => return RuleOutcome::Executed,
-            Next::Filtered => return RuleOutcome::Filtered,
-        }
-    }
-    machine.endless();
-    RuleOutcome::Executed
+    let outcome = machine.execute(code);
+    machine.scratch.give_back();
+    outcome
 }
 
 /// The next operation.
@@ -131,30 +121,46 @@ struct Machine<'r> {
     shared: &'r Shared,
     context: &'r dyn Context,
     probe: &'r ProbeTexts,
-    stack: Vec<Value>,
-    locals: Vec<Value>,
+    scratch: Box<Scratch>,
     iterations: Vec<std::vec::IntoIter<Value>>,
     /// The number of map entries that single operations have visited.
     walked: usize,
 }
 
 impl Machine<'_> {
+    fn execute(&mut self, code: &Code) -> RuleOutcome {
+        let mut at = 0;
+        for _ in 0..MOST_OPERATIONS {
+            let Some(operation) = code.operations.get(at) else {
+                return RuleOutcome::Executed;
+            };
+            match self.step(operation) {
+                Next::Follows => at += 1,
+                Next::At(to) => at = to,
+                Next::End => return RuleOutcome::Executed,
+                Next::Filtered => return RuleOutcome::Filtered,
+            }
+        }
+        self.endless();
+        RuleOutcome::Executed
+    }
+
     fn pop(&mut self) -> Value {
-        self.stack.pop().unwrap_or(Value::ZERO)
+        self.scratch.stack.pop().unwrap_or(Value::ZERO)
     }
 
     fn push(&mut self, value: Value) {
-        if self.stack.len() < MOST_VALUES {
-            self.stack.push(value);
+        if self.scratch.stack.len() < MOST_VALUES {
+            self.scratch.stack.push(value);
         }
     }
 
     /// Takes the last `count` values off the stack, after `with` has seen them in the order in
     /// which they were pushed.
     fn take<R>(&mut self, count: usize, with: impl FnOnce(&[Value]) -> R) -> R {
-        let from = self.stack.len().saturating_sub(count);
-        let found = with(self.stack.get(from..).unwrap_or_default());
-        self.stack.truncate(from);
+        let from = self.scratch.stack.len().saturating_sub(count);
+        let found = with(self.scratch.stack.get(from..).unwrap_or_default());
+        self.scratch.stack.truncate(from);
         found
     }
 
@@ -179,19 +185,24 @@ impl Machine<'_> {
                 self.pop();
             }
             Operation::Local(slot) => {
-                let value = self.locals.get(*slot).cloned();
+                let value = self.scratch.locals.get(*slot).cloned();
                 self.push(value.unwrap_or(Value::ZERO));
             }
             Operation::SetLocal(slot) => {
                 let value = self.pop();
-                if let Some(place) = self.locals.get_mut(*slot) {
+                if let Some(place) = self.scratch.locals.get_mut(*slot) {
                     *place = value;
                 }
             }
             Operation::StepLocal { slot, by, postfix } => {
-                let before = self.locals.get(*slot).cloned().unwrap_or(Value::ZERO);
+                let before = self
+                    .scratch
+                    .locals
+                    .get(*slot)
+                    .cloned()
+                    .unwrap_or(Value::ZERO);
                 let after = stepped(&before, *by, shared.dialect);
-                if let Some(place) = self.locals.get_mut(*slot) {
+                if let Some(place) = self.scratch.locals.get_mut(*slot) {
                     *place = after.clone();
                 }
                 self.push(if *postfix { before } else { after });
@@ -255,7 +266,7 @@ impl Machine<'_> {
                     self.iterations.pop();
                     return Next::At(*end);
                 };
-                if let Some(place) = self.locals.get_mut(*slot) {
+                if let Some(place) = self.scratch.locals.get_mut(*slot) {
                     *place = item;
                 }
             }
@@ -275,6 +286,33 @@ impl Machine<'_> {
                     Some(record) => self.push(record),
                     None => return self.endless(),
                 }
+            }
+            Operation::SplitNumber {
+                bytes,
+                signed,
+                elements,
+            } => {
+                let word = self.word();
+                self.push(numbers::split(word, *bytes, *signed, *elements));
+            }
+            Operation::JoinNumber { bytes } => {
+                let array = self.pop();
+                self.push(numbers::join(&array, *bytes, shared.dialect));
+            }
+            Operation::Group(elements) => {
+                let array = self.pop();
+                match numbers::group(&array, *elements) {
+                    Some(grouped) => self.push(grouped),
+                    None => return self.endless(),
+                }
+            }
+            Operation::Element => {
+                let index = usize::try_from(self.word()).unwrap_or(usize::MAX);
+                let element = match self.pop() {
+                    Value::Array(items) => items.get(index).cloned(),
+                    _ => None,
+                };
+                self.push(element.unwrap_or(Value::ZERO));
             }
             Operation::ByteOfText => {
                 let index = usize::try_from(self.word()).unwrap_or(usize::MAX);
@@ -426,8 +464,12 @@ impl Machine<'_> {
             } => {
                 let value = self.word().cast_signed();
                 let shard = self.context.cpu();
+                let at = match aggregation {
+                    Aggregation::TimeSeries(_) => self.context.unix_ns(),
+                    _ => 0,
+                };
                 self.take_keys(*keys, |keys| {
-                    maps.aggregate(*map, shard, *aggregation, keys, value);
+                    maps.aggregate(*map, shard, *aggregation, keys, value, at);
                 });
             }
             Operation::Delete { map, keys } => {
@@ -447,14 +489,15 @@ impl Machine<'_> {
         }
     }
 
-    fn known(&self, known: Known) -> Value {
+    fn known(&mut self, known: Known) -> Value {
         let context = self.context;
         match known {
             Known::Argument(number) => numbers::unsigned(context.argument(number)),
             Known::Comm => {
                 let comm = context.comm();
                 let end = comm.iter().position(|byte| *byte == 0);
-                Value::text(comm.get(..end.unwrap_or(comm.len())).unwrap_or_default())
+                let comm = comm.get(..end.unwrap_or(comm.len())).unwrap_or_default();
+                Value::Text(self.scratch.text(comm))
             }
             Known::Cpu => Value::Int(context.cpu() as i64),
             Known::Nsecs => numbers::unsigned(context.unix_ns()),
@@ -465,6 +508,12 @@ impl Machine<'_> {
             Known::Pid => Value::Int(context.process().into()),
             Known::Tid => Value::Int(context.thread().into()),
             Known::Probe => Value::Text(self.probe.name.clone()),
+            Known::ProbeType => {
+                // BEGIN and END stand for themselves.
+                let name = &self.probe.name;
+                let end = name.iter().position(|byte| *byte == b':');
+                Value::text(end.map_or(b"special", |end| name.get(..end).unwrap_or_default()))
+            }
             Known::Function => Value::Text(self.probe.function.clone()),
             Known::Returned => numbers::unsigned(context.returned().unwrap_or_default()),
             Known::ReturnedOrMinusOne => {
@@ -498,11 +547,11 @@ impl Machine<'_> {
     }
 
     /// Reads a stack into a buffer of this size; both kinds of stack use it.
-    fn frames(most: usize, fill: impl FnOnce(&mut [u64]) -> usize) -> Arc<[u64]> {
+    fn frames(&mut self, most: usize, fill: impl FnOnce(&mut [u64]) -> usize) -> Arc<[u64]> {
         let mut frames = [0; MAX_FRAMES];
         let room = frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default();
         let found = fill(room);
-        frames.get(..found).unwrap_or_default().into()
+        self.scratch.frames(frames.get(..found).unwrap_or_default())
     }
 }
 

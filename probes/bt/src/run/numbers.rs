@@ -16,12 +16,16 @@ pub(crate) const STRICT_TEXT: usize = 127;
 pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
     let found = match value {
         Value::Int(number) => i128::from(*number),
-        Value::Unsigned(number) => i128::from(*number),
+        Value::Unsigned(number) | Value::Address(number) => i128::from(*number),
+        Value::Bool(truth) => i128::from(*truth),
+        Value::Enumerator { number, .. } => i128::from(*number),
         Value::KernelSymbol(address) | Value::UserSymbol { address, .. } => i128::from(*address),
         Value::Text(text) => text_number(text),
         Value::Bytes(_)
         | Value::Tuple(_)
+        | Value::Array(_)
         | Value::Record { .. }
+        | Value::StackAs { .. }
         | Value::KernelStack(_)
         | Value::UserStack { .. } => 0,
     };
@@ -69,15 +73,51 @@ pub(crate) fn extend(word: u64, bytes: u8, signed: bool) -> Value {
     }
 }
 
+/// Returns the bytes of a word as an array of numbers, the lowest first.
+pub(super) fn split(word: u64, bytes: u8, signed: bool, elements: usize) -> Value {
+    let width = 8 * u32::from(bytes.clamp(1, 8));
+    let parts = (0..elements.min(8)).map(|at| {
+        let shift = width.saturating_mul(at as u32);
+        extend(word.checked_shr(shift).unwrap_or(0), bytes, signed)
+    });
+    Value::Array(parts.collect())
+}
+
+/// Returns the number whose bytes are the elements of an array, the lowest first.
+pub(super) fn join(array: &Value, bytes: u8, dialect: Dialect) -> Value {
+    let Value::Array(items) = array else {
+        return Value::ZERO;
+    };
+    let width = 8 * u32::from(bytes.clamp(1, 8));
+    let mask = u64::MAX >> (64 - width);
+    let parts = items.iter().zip(0u32..).map(|(item, at)| {
+        let part = number(item, dialect) as u64 & mask;
+        part.checked_shl(width.saturating_mul(at)).unwrap_or(0)
+    });
+    unsigned(parts.fold(0, |word, part| word | part))
+}
+
+/// Divides an array into arrays of so many elements; `None` if they would be too many values.
+pub(super) fn group(array: &Value, elements: usize) -> Option<Value> {
+    let Value::Array(items) = array else {
+        return Some(Value::ZERO);
+    };
+    let groups: Vec<Value> = items
+        .chunks(elements.max(1))
+        .map(|items| Value::Array(items.into()))
+        .collect();
+    Value::array(&groups)
+}
+
 /// Checks whether a value counts as true.
-pub(super) fn is_true(value: &Value) -> bool {
+pub(crate) fn is_true(value: &Value) -> bool {
     match value {
         Value::Text(text) => !text.is_empty(),
         other => number(other, Dialect::Normal) != 0,
     }
 }
 
-pub(super) fn unary(operator: UnaryOperator, operand: &Value, dialect: Dialect) -> Value {
+pub(crate) fn unary(operator: UnaryOperator, operand: &Value, dialect: Dialect) -> Value {
     match operator {
         UnaryOperator::Not => Value::Int((!is_true(operand)).into()),
         UnaryOperator::Negate => value(-number(operand, dialect), dialect),
@@ -92,10 +132,10 @@ pub(super) fn unary(operator: UnaryOperator, operand: &Value, dialect: Dialect) 
 
 /// The error of a division by zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ByZero;
+pub(crate) struct ByZero;
 
 /// Applies an operator to two evaluated operands; `&&` and `||` that stop early are jumps.
-pub(super) fn binary(
+pub(crate) fn binary(
     operator: BinaryOperator,
     left: &Value,
     right: &Value,
@@ -106,6 +146,19 @@ pub(super) fn binary(
         Modulo, Multiply, NotEqual, Or, ShiftLeft, ShiftRight, Subtract, Xor,
     };
     let truth = |is: bool| Ok(Value::Int(is.into()));
+    // Most numbers are such, and most results fit.
+    if let (Value::Int(left), Value::Int(right)) = (left, right) {
+        let quick = match operator {
+            Add => left.checked_add(*right),
+            Subtract => left.checked_sub(*right),
+            Multiply => left.checked_mul(*right),
+            And => Some(left & right),
+            _ => None,
+        };
+        if let Some(number) = quick {
+            return Ok(Value::Int(number));
+        }
+    }
     match operator {
         LogicalAnd => return truth(is_true(left) && is_true(right)),
         LogicalOr => return truth(is_true(left) || is_true(right)),
@@ -154,7 +207,9 @@ fn compare(left: &Value, right: &Value, dialect: Dialect) -> Ordering {
         }
         (Value::Tuple(_), Value::Tuple(_))
         | (Value::Record { .. }, Value::Record { .. })
+        | (Value::Array(_), Value::Array(_))
         | (Value::Bytes(_), Value::Bytes(_)) => left.cmp(right),
+        (Value::Int(left), Value::Int(right)) => left.cmp(right),
         _ => number(left, dialect).cmp(&number(right, dialect)),
     }
 }

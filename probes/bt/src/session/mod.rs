@@ -1,7 +1,8 @@
 //! A running script: its probes in the guest, its output in order, its maps at the end.
 //!
 //! [`Prepared::new`] compiles and resolves everything, and reports errors before the guest is
-//! touched. [`Prepared::start`] runs BEGIN and enables the probes. Then the caller drains until it
+//! touched. [`Prepared::start`] runs BEGIN and enables the probes, and
+//! [`ScriptSession::visit_tasks`] the rules for each thread. Then the caller drains until it
 //! has enough or the script exits ([`ScriptSession::has_exited`]), and ends it with
 //! [`ScriptSession::finish`]. That disables the probes, drains the rest, runs END and prints the
 //! maps.
@@ -11,6 +12,7 @@ mod limits;
 mod output;
 mod prepared;
 mod resolved;
+mod tasks;
 mod to_come;
 mod traceable;
 
@@ -107,6 +109,8 @@ pub struct ScriptSession {
     session: Session,
     shared: Arc<Shared>,
     end: Vec<Code>,
+    /// The code for each thread of the guest.
+    tasks: Vec<Code>,
     printed: Vec<usize>,
     clock: Clock,
     probes: Vec<Probe>,

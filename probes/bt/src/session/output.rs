@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::ast::Dialect;
 use crate::context::{Clock, Context, Here};
 use crate::program::{Code, Emission};
 use crate::render::Output;
@@ -47,9 +48,11 @@ pub(super) fn finish(
     // exit() in a rule ends the rules, but not END.
     shared.exited.store(false, Ordering::Relaxed);
     run(end, "END", shared, clock, each);
+    let mut ending = (shared.dialect == Dialect::Normal).then_some(Output::Ending);
     for map in printed {
-        let snapshot = shared.maps.snapshot(*map);
+        let snapshot = shared.maps.dress(*map, shared.maps.snapshot(*map));
         if !snapshot.entries.is_empty() {
+            ending.take().into_iter().for_each(&mut *each);
             each(Output::Map {
                 snapshot,
                 top: None,
@@ -67,12 +70,22 @@ pub(super) fn of(
     unix_ns: u64,
 ) -> Option<Output> {
     Some(match shared.emissions.get(emission)? {
-        Emission::Printf { format, to_stderr } => Output::Printf {
-            format: format.clone(),
-            arguments: values,
-            to_stderr: *to_stderr,
-        },
-        Emission::Print => Output::Print(values.pop()?),
+        Emission::Printf {
+            format,
+            complaint,
+            shapes,
+        } => {
+            for (value, shape) in values.iter_mut().zip(shapes) {
+                let plain = std::mem::replace(value, Value::ZERO);
+                *value = shape.dress(plain);
+            }
+            Output::Printf {
+                format: format.clone(),
+                arguments: values,
+                complaint: complaint.clone(),
+            }
+        }
+        Emission::Print { shape } => Output::Print(shape.dress(values.pop()?)),
         Emission::Join { separator } => Output::Join {
             parts: values
                 .into_iter()
@@ -87,9 +100,9 @@ pub(super) fn of(
             format: format.clone(),
             unix_ns: i64::try_from(unix_ns).unwrap_or(i64::MAX),
         },
-        Emission::Map { top, divisor } => match values.pop()? {
+        Emission::Map { map, top, divisor } => match values.pop()? {
             Value::Int(ticket) => Output::Map {
-                snapshot: shared.snapshots.take(ticket)?,
+                snapshot: shared.maps.dress(*map, shared.snapshots.take(ticket)?),
                 top: *top,
                 divisor: *divisor,
             },

@@ -84,6 +84,8 @@ struct Wanted {
 struct Places {
     begin: Vec<Code>,
     end: Vec<Code>,
+    /// The code for each thread of the guest.
+    tasks: Vec<Code>,
     probes: Vec<Wanted>,
     /// The code for probes that may come, in the script's order.
     to_come: Vec<ToCome>,
@@ -105,6 +107,11 @@ impl Places {
                 ProbeKind::End => {
                     let code = compiler.rule(rule, &ProbeKindInfo::default());
                     self.end.push(code);
+                    continue;
+                }
+                ProbeKind::Tasks => {
+                    let code = compiler.rule(rule, &ProbeKindInfo::of_task());
+                    self.tasks.push(code);
                     continue;
                 }
                 ProbeKind::Pattern(pattern) => pattern,
@@ -176,6 +183,12 @@ pub enum StartError {
     Modules {
         /// The pattern that names it.
         pattern: String,
+    },
+    /// The guest's threads cannot be visited.
+    #[error("iter:task: {reason}")]
+    Tasks {
+        /// The reason.
+        reason: String,
     },
 }
 
@@ -271,6 +284,7 @@ impl Prepared {
         let Places {
             begin,
             end,
+            tasks,
             probes,
             to_come,
             ..
@@ -279,6 +293,7 @@ impl Prepared {
             session,
             shared,
             end,
+            tasks,
             printed: self.printed,
             clock: self.clock,
             probes: Vec::new(),
