@@ -320,7 +320,7 @@ pub struct List {
     /// The machine
     #[command(flatten)]
     pub which: VmSelector,
-    /// Print the number of probes of each provider
+    /// Print the number of probes of each provider, and of tracepoints with formatted fields
     #[arg(short, long, conflicts_with = "json")]
     pub count: bool,
     /// Print one JSON object a line

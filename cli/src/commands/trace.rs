@@ -255,9 +255,8 @@ pub fn list(args: args::List) -> Result<(), Failure> {
     };
     let mut out = BufWriter::new(io::stdout().lock());
     if args.count {
-        let names = found.iter().map(|probe| probe.name.as_str());
-        for (provider, count) in count_by_provider(names) {
-            writeln!(out, "{provider:12} {count:>8}").to_output()?;
+        for line in counts(&found) {
+            writeln!(out, "{line}").to_output()?;
         }
         return out.flush().to_output();
     }
@@ -280,6 +279,22 @@ pub fn list(args: args::List) -> Result<(), Failure> {
         }
     }
     out.flush().to_output()
+}
+
+/// Returns a line for each provider: its number of probes, and of those with formatted fields.
+fn counts(probes: &[ListedProbe]) -> Vec<String> {
+    let of_each = |has: fn(&ListedProbe) -> bool| {
+        let counted = probes.iter().filter(|probe| has(probe));
+        count_by_provider(counted.map(|probe| probe.name.as_str()))
+    };
+    let with_fields = of_each(|probe| !probe.fields.is_empty());
+    let all = of_each(|_| true).into_iter();
+    let line = |(provider, count): (String, usize)| {
+        let with = with_fields.iter().find(|(known, _)| *known == provider);
+        let fields = with.map_or_else(String::new, |(_, with)| format!(", {with} with fields"));
+        format!("{provider:12} {count:>8}{fields}")
+    };
+    all.map(line).collect()
 }
 
 /// Returns the probes of a file of this host.
@@ -306,6 +321,26 @@ fn of_file(file: &Path, pattern: &str) -> Result<Vec<ListedProbe>, Failure> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn probes_are_counted_by_provider() {
+        let probe = |name: &str, fields: &[&str]| ListedProbe {
+            name: name.to_owned(),
+            arguments: None,
+            fields: fields.iter().map(|field| (*field).to_owned()).collect(),
+            returns: None,
+        };
+        let probes = [
+            probe("tracepoint:vmlinux:sched:sched_switch", &["int prev_pid"]),
+            probe("kprobe:vmlinux:vfs_read:entry", &[]),
+            probe("tracepoint:vmlinux:sched:sched_odd", &[]),
+        ];
+        let expected = [
+            "kprobe              1",
+            "tracepoint          2, 1 with fields",
+        ];
+        assert_eq!(counts(&probes), expected);
+    }
 
     #[test]
     fn a_machine_that_is_killed_before_it_reads_has_ended() {
