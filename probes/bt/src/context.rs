@@ -9,7 +9,7 @@ use probes::event::{COMM_LENGTH, StringState};
 use crate::registers::Register;
 use crate::value::Value;
 
-/// The environment of a running rule.
+/// The environment of a running rule. What only a hit has is 0, empty or absent elsewhere.
 pub(crate) trait Context {
     /// Returns the index of the vCPU, and of its shard of the maps.
     fn cpu(&self) -> usize;
@@ -19,18 +19,32 @@ pub(crate) trait Context {
     /// Returns the time in nanoseconds since 1970.
     fn unix_ns(&self) -> u64;
     fn task(&self) -> u64;
-    fn pc(&self) -> u64;
-    fn argument(&self, number: usize) -> u64;
+    fn pc(&self) -> u64 {
+        0
+    }
+    fn argument(&self, _number: usize) -> u64 {
+        0
+    }
     /// Checks whether there is a record of the tracepoint's event. If not, its bytes read as 0.
-    fn has_record(&self) -> bool;
-    fn returned(&self) -> Option<u64>;
-    fn register(&self, register: &Register) -> u64;
+    fn has_record(&self) -> bool {
+        false
+    }
+    fn returned(&self) -> Option<u64> {
+        None
+    }
+    fn register(&self, _register: &Register) -> u64 {
+        0
+    }
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
     /// Reads a string up to its NUL or the buffer's end. Returns `false`, with the bytes before it,
     /// if memory is not there.
     fn read_string(&self, address: u64, buffer: &mut [u8]) -> (usize, bool);
-    fn kernel_stack(&self, frames: &mut [u64]) -> usize;
-    fn user_stack(&self, frames: &mut [u64]) -> usize;
+    fn kernel_stack(&self, _frames: &mut [u64]) -> usize {
+        0
+    }
+    fn user_stack(&self, _frames: &mut [u64]) -> usize {
+        0
+    }
     /// Emits values. Returns `false` if there is no room.
     fn emit(&self, emission: usize, values: &[Value]) -> bool;
 }
@@ -158,40 +172,12 @@ impl Context for Here {
         0
     }
 
-    fn pc(&self) -> u64 {
-        0
-    }
-
-    fn argument(&self, _: usize) -> u64 {
-        0
-    }
-
-    fn has_record(&self) -> bool {
-        false
-    }
-
-    fn returned(&self) -> Option<u64> {
-        None
-    }
-
-    fn register(&self, _: &Register) -> u64 {
-        0
-    }
-
     fn read(&self, _: u64, _: &mut [u8]) -> bool {
         false
     }
 
     fn read_string(&self, _: u64, _: &mut [u8]) -> (usize, bool) {
         (0, false)
-    }
-
-    fn kernel_stack(&self, _: &mut [u64]) -> usize {
-        0
-    }
-
-    fn user_stack(&self, _: &mut [u64]) -> usize {
-        0
     }
 
     fn emit(&self, emission: usize, values: &[Value]) -> bool {

@@ -85,7 +85,7 @@ pub enum Builtin {
     CpuCount,
     /// The kind of the probe, as bpftrace calls it: `kprobe`.
     ProbeType,
-    /// What an iteration is at: `ctx.task`.
+    /// The subject of an iteration: `ctx`, as in `ctx.task`.
     Context,
 }
 

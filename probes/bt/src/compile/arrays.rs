@@ -67,14 +67,7 @@ impl RuleCompiler<'_, '_> {
         self.check_index(elements, index);
         self.number(Some(index));
         self.put(Operation::Element);
-        match element {
-            MemoryType::Array { element, elements } => Type::Array { element, elements },
-            MemoryType::Pointer(to) => Type::Pointer(*to),
-            MemoryType::Bool => Type::Bool,
-            MemoryType::Enum { names, .. } => Type::Enum(names),
-            MemoryType::Number { bytes, signed } => Type::of_number(bytes, signed),
-            _ => Type::Number,
-        }
+        element.value()
     }
 
     /// Refuses an index behind the end of an array. One element may stand for any number of them,

@@ -80,7 +80,9 @@ impl Type {
             Self::Pointer(_) => Shape::Address,
             Self::Stack(StackForm::Names) => Shape::Plain,
             Self::Stack(form) => Shape::Stack(*form),
-            Self::Array { element, .. } => Shape::elements(element.shape()),
+            Self::Array { element, .. } => {
+                Shape::elements(element.as_ref().clone().value().shape())
+            }
             Self::Tuple(items) => Shape::items(items.iter().map(Self::shape).collect()),
             Self::Record(members) => {
                 Shape::items(members.iter().map(|(_, of)| of.shape()).collect())
@@ -149,16 +151,15 @@ impl MemoryType {
         }
     }
 
-    /// Returns the form in which the value of such a thing is shown.
-    fn shape(&self) -> Shape {
+    /// Returns the type of such a thing as a value: a number where it is none.
+    pub(super) fn value(self) -> Type {
         match self {
-            Self::Bool => Shape::Bool,
-            Self::Enum { names, .. } => Shape::Enum(names.clone()),
-            Self::Pointer(_) => Shape::Address,
-            Self::Array { element, .. } => Shape::elements(element.shape()),
-            Self::Unknown | Self::Number { .. } | Self::Char | Self::Kernel(_) | Self::Own(_) => {
-                Shape::Plain
-            }
+            Self::Number { bytes, signed } => Type::of_number(bytes, signed),
+            Self::Bool => Type::Bool,
+            Self::Enum { names, .. } => Type::Enum(names),
+            Self::Pointer(to) => Type::Pointer(*to),
+            Self::Array { element, elements } => Type::Array { element, elements },
+            Self::Unknown | Self::Char | Self::Kernel(_) | Self::Own(_) => Type::Number,
         }
     }
 }

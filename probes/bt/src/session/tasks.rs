@@ -12,7 +12,6 @@ use probes::provider::Traceable;
 
 use super::{ScriptSession, StartError, output};
 use crate::context::Context;
-use crate::registers::Register;
 use crate::render::Output;
 use crate::run::{ProbeTexts, run};
 use crate::value::Value;
@@ -65,26 +64,6 @@ impl Context for AtTask<'_> {
         self.task.address.0
     }
 
-    fn pc(&self) -> u64 {
-        0
-    }
-
-    fn argument(&self, _: usize) -> u64 {
-        0
-    }
-
-    fn has_record(&self) -> bool {
-        false
-    }
-
-    fn returned(&self) -> Option<u64> {
-        None
-    }
-
-    fn register(&self, _: &Register) -> u64 {
-        0
-    }
-
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
         let memory = self.memory(address);
         memory.is_some_and(|memory| memory.read(Gva(address), buffer).is_ok())
@@ -101,14 +80,6 @@ impl Context for AtTask<'_> {
             *place = *byte;
         }
         (text.len(), true)
-    }
-
-    fn kernel_stack(&self, _: &mut [u64]) -> usize {
-        0
-    }
-
-    fn user_stack(&self, _: &mut [u64]) -> usize {
-        0
     }
 
     fn emit(&self, emission: usize, values: &[Value]) -> bool {
