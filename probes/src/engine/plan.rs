@@ -130,6 +130,14 @@ impl Enabled {
     }
 }
 
+impl Enabled {
+    /// Checks whether its hits may hold the machine.
+    pub(crate) fn may_hold(&self) -> bool {
+        let program = self.program.as_ref();
+        program.is_some_and(|program| program.may_hold())
+    }
+}
+
 pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }

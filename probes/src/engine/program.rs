@@ -13,6 +13,8 @@ use introspect::x86_64::GeneralRegisters;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_virtual;
 use introspect::{Gva, PhysicalMemory};
+use vmm::StoppedVcpu;
+use vmm::machine::Paused;
 
 use super::hit::{Hit, HitData, HitPath};
 use super::plan::Enabled;
@@ -30,6 +32,11 @@ pub trait Program: Send + Sync {
     /// return is not needed costs no second hit.
     fn wants_return(&self, _who: TaskIdentity) -> bool {
         true
+    }
+
+    /// Checks whether a hit may [hold](ProbeHit::hold_here) the machine.
+    fn may_hold(&self) -> bool {
+        false
     }
 }
 
@@ -91,6 +98,13 @@ impl ProbeHit<'_> {
     /// Wakes the thread that drains the session, though the hit has no record.
     pub fn wake(&self) {
         self.probe.session.doorbell.ring();
+    }
+
+    /// Pauses the machine until the result is dropped, this vCPU before the probe's instruction. The
+    /// program must say that it [may hold](Program::may_hold). `None` in tests, which have no vCPU.
+    #[must_use]
+    pub fn hold_here(&self) -> Option<Paused> {
+        self.hit.cpu.map(StoppedVcpu::hold_here)
     }
 
     /// Returns the number of the probe within the session.

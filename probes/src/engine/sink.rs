@@ -146,6 +146,11 @@ impl TrapSink for Sink {
         }
     }
 
+    fn may_hold(&self, site: SiteId) -> bool {
+        let plan = self.0.plans.get(site.0.0);
+        plan.is_some_and(|plan| plan.probes.iter().any(|probe| probe.may_hold()))
+    }
+
     fn given_up(&self, site: SiteId) {
         self.0.give_up(site);
     }

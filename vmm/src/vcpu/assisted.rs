@@ -284,12 +284,20 @@ impl Vcpu {
             };
         };
         let before = user;
-        let again = self.is_met_again(&site, &before);
+        let mut again = self.is_met_again(&site, &before);
         if site.displaced == Displaced::Breakpoint {
             // The guest has its own int3 there and has entered its handler already.
             let trap = self.trap(&site, TrapKind::User, rip);
             self.deliver(&trap, &before, &user_sregs, true);
             return self.pass(entry, regs, Some(&sregs), 0);
+        }
+        if !again && self.may_hold(&site) {
+            let trap = self.trap(&site, TrapKind::User, rip);
+            if self.deliver(&trap, &before, &user_sregs, true) {
+                self.return_to(&before, &user_sregs)?;
+                return Ok(self.hold_at(site, before));
+            }
+            again = true;
         }
         let Some(now) = self.as_it_stands(&site) else {
             self.deliver_once(&site, &before, &user_sregs, again);
@@ -341,6 +349,12 @@ impl Vcpu {
             let trap = self.trap(site, TrapKind::User, regs.rip);
             self.deliver(&trap, regs, sregs, true);
         }
+    }
+
+    /// Checks whether a hit of the site may hold the vCPU before its instruction.
+    fn may_hold(&self, site: &Site) -> bool {
+        let sink = self.machine.sink.load();
+        sink.as_deref().is_some_and(|sink| sink.may_hold(site.id))
     }
 
     /// Gives up a site in a program's text. The program goes on with the original instruction.

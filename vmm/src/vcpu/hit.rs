@@ -40,6 +40,8 @@ pub(super) enum Usual {
         privilege: u8,
         sregs: Option<kvm_sregs>,
     },
+    /// The hit was delivered. The vCPU is held before the displaced instruction.
+    Held(Arc<Site>),
     /// The int3 is not a usual one. Nothing was done.
     Left,
 }
@@ -83,7 +85,9 @@ impl Vcpu {
         if let Some(site) = physical.and_then(|gpa| self.machine.traps.user_site(gpa)) {
             if !self.is_met_again(&site, &regs) {
                 let trap = self.trap(&site, TrapKind::User, pc);
-                self.deliver(&trap, &regs, &sregs, true);
+                if self.deliver(&trap, &regs, &sregs, true) {
+                    return Ok(self.hold_at(site, regs));
+                }
             }
             let Some(site) = self.as_it_stands(&site) else {
                 return Ok(Flow::Run);
@@ -150,7 +154,9 @@ impl Vcpu {
             Purpose::Probe { .. } => {
                 let sregs = self.registers.system(&self.fd)?;
                 let trap = self.trap(site, TrapKind::Kernel, regs.rip);
-                self.deliver(&trap, &regs, &sregs, false);
+                if self.deliver(&trap, &regs, &sregs, false) {
+                    return Ok(self.hold_at(site.clone(), regs));
+                }
                 self.pass(site, regs, Some(&sregs), 0)
             }
             Purpose::BreakpointEntry => self.on_breakpoint_entry(site, regs),
@@ -171,13 +177,27 @@ impl Vcpu {
         site.met(self.index, kind, address)
     }
 
-    /// Delivers a trap to the sink.
-    pub(super) fn deliver(&self, trap: &Trap, regs: &kvm_regs, sregs: &kvm_sregs, user_mode: bool) {
+    /// Keeps the vCPU before the displaced instruction of `site`, where the sink has paused it.
+    ///
+    /// It hits the int3 again when it goes on.
+    pub(super) fn hold_at(&mut self, site: Arc<Site>, regs: kvm_regs) -> Flow {
+        self.again = Some((site, without_resume(regs)));
+        Flow::Run
+    }
+
+    /// Delivers a trap to the sink. Returns whether it holds the vCPU there.
+    pub(super) fn deliver(
+        &self,
+        trap: &Trap,
+        regs: &kvm_regs,
+        sregs: &kvm_sregs,
+        user_mode: bool,
+    ) -> bool {
         let system = System::known_as(sregs);
         let sink = self.machine.sink.load();
         let sink = sink.as_deref().map(|sink| &**sink);
         Surroundings::of(&self.machine, sink, &self.caches.walks)
-            .deliver(trap, regs, &system, user_mode);
+            .deliver(trap, regs, &system, user_mode)
     }
 
     /// Returns this vCPU as a sink sees it.
@@ -218,6 +238,7 @@ impl Vcpu {
                 self.registers.changed(&mut self.fd);
                 Usual::Passed
             }
+            Quick::Held(site) => Usual::Held(site),
             Quick::Delivered(site) => Usual::Delivered {
                 site,
                 privilege,
@@ -231,6 +252,10 @@ impl Vcpu {
         match usual {
             Usual::Left => Ok(None),
             Usual::Passed => Ok(Some(Flow::Run)),
+            Usual::Held(site) => {
+                let regs = self.registers.general(&self.fd)?;
+                Ok(Some(self.hold_at(site, regs)))
+            }
             Usual::Delivered {
                 site,
                 privilege,
@@ -367,7 +392,12 @@ impl Vcpu {
             kind,
             site: None,
         };
-        self.deliver(&trap, &regs, &sregs, in_user_mode(&sregs));
+        if self.breakpoint_held.take() != Some(pc)
+            && self.deliver(&trap, &regs, &sregs, in_user_mode(&sregs))
+        {
+            self.breakpoint_held = Some(pc);
+            return Ok(Flow::Run);
+        }
         self.past_breakpoint(regs, &sregs)
     }
 

@@ -66,11 +66,14 @@ pub(crate) struct Vcpu {
     syscall: SyscallMsrs,
     /// Whether the guest has written LSTAR but has no page-fault entry to watch yet.
     syscalls_unwatched: bool,
-    /// A site whose stepped instruction is not done, and the registers with which the guest returns
-    /// to it.
+    /// A site whose hit was reported but whose instruction is not done, and the registers with
+    /// which the guest returns to it.
     ///
-    /// The instruction is a string instruction in part, or has raised an exception.
+    /// The instruction is a string instruction in part, or has raised an exception, or the sink has
+    /// held the vCPU before it.
     again: Option<(Arc<Site>, kvm_regs)>,
+    /// The address of a hardware breakpoint before which the sink has held the vCPU.
+    breakpoint_held: Option<u64>,
     /// The machine's sink, cached. One load checks whether it is still the same.
     sink: SinkCache,
     caches: Caches,
@@ -104,6 +107,7 @@ impl Vcpu {
             syscall: SyscallMsrs::default(),
             syscalls_unwatched: false,
             again: None,
+            breakpoint_held: None,
             sink: Cache::new(machine.sink.clone()),
             caches: Caches::default(),
             machine,

@@ -7,6 +7,7 @@
 //! It needs no KVM. It uses registers, guest memory, the table of sites and the vCPU's caches of
 //! earlier hits ([`Caches`]).
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,6 +30,8 @@ pub(crate) enum Quick {
     Passed,
     /// The trap was delivered. The displaced instruction is still to be executed.
     Delivered(Arc<Site>),
+    /// The trap was delivered, and the sink holds the vCPU before the displaced instruction.
+    Held(Arc<Site>),
     /// Nothing was done.
     Left,
 }
@@ -131,7 +134,9 @@ impl<'m> Surroundings<'m> {
             false => TrapKind::Kernel,
         };
         let trap = site.met(vcpu, kind, regs.rip);
-        self.deliver(&trap, regs, system, USER);
+        if self.deliver(&trap, regs, system, USER) {
+            return Quick::Held(site.clone());
+        }
         let store = |address: u64, value: u64| self.store(site, system, address, value);
         match prepared.execute(regs, store) {
             true => Quick::Passed,
@@ -139,7 +144,7 @@ impl<'m> Surroundings<'m> {
         }
     }
 
-    /// Delivers a trap to the sink, if there is one.
+    /// Delivers a trap to the sink, if there is one. Returns whether it holds the vCPU there.
     #[inline]
     pub(super) fn deliver(
         self,
@@ -147,11 +152,14 @@ impl<'m> Surroundings<'m> {
         regs: &kvm_regs,
         system: &System<'_>,
         user_mode: bool,
-    ) {
+    ) -> bool {
         self.delivered.fetch_add(1, Ordering::Relaxed);
-        if let Some(sink) = self.sink {
-            sink.trap(trap, &self.stopped(regs, system, user_mode));
-        }
+        let Some(sink) = self.sink else {
+            return false;
+        };
+        let stopped = self.stopped(regs, system, user_mode);
+        sink.trap(trap, &stopped);
+        stopped.held.get()
     }
 
     /// Returns a vCPU as a sink sees it.
@@ -172,6 +180,7 @@ impl<'m> Surroundings<'m> {
             memory: self.memory(),
             traps: self.traps,
             control: self.control,
+            held: Cell::new(false),
         }
     }
 

@@ -1,5 +1,6 @@
 //! A vCPU that is stopped at a trap, as the machine's [`TrapSink`] sees it.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -23,6 +24,13 @@ pub trait TrapSink: Send + Sync {
     /// `cpu`.
     fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>);
 
+    /// Checks whether a hit at this site may be [held](StoppedVcpu::hold_here). Such a hit is
+    /// handled before its instruction is executed, on every host.
+    fn may_hold(&self, site: SiteId) -> bool {
+        let _ = site;
+        false
+    }
+
     /// Handles a site that was given up: a program hit it in a state in which this host cannot
     /// execute the displaced instruction. That hit was reported, later ones are not.
     fn given_up(&self, site: SiteId) {
@@ -44,6 +52,8 @@ pub struct StoppedVcpu<'a> {
     pub(crate) memory: HitMemory<'a>,
     pub(crate) traps: &'a TrapTable,
     pub(crate) control: &'a Arc<Control>,
+    /// Whether the vCPU parks before the trapped instruction.
+    pub(crate) held: Cell<bool>,
 }
 
 impl fmt::Debug for StoppedVcpu<'_> {
@@ -118,6 +128,16 @@ impl StoppedVcpu<'_> {
     /// thread that must be done before the guest continues. That thread pauses the machine itself
     /// before it reads from it.
     pub fn hold(&self) -> Paused {
+        self.control.hold_all()
+    }
+
+    /// Pauses all vCPUs until the result is dropped, this one before the trapped instruction.
+    ///
+    /// The instruction is executed when the machine goes on. That is no second hit, unless other
+    /// programs run on this vCPU before. It has no effect on a [sample](TrapSink::sample), whose
+    /// vCPU parks where it is.
+    pub fn hold_here(&self) -> Paused {
+        self.held.set(true);
         self.control.hold_all()
     }
 
