@@ -75,6 +75,8 @@ pub enum Command {
     Sym(Sym),
     /// Show the stacks of a process's threads, in the kernel and in the program
     Stack(Stack),
+    /// Debug a process of a running guest with gdb(1) or lldb(1), from outside
+    Gdb(Gdb),
     /// List the probes of a running guest, with their arguments; in braces the fields of a
     /// tracepoint's event
     List(List),
@@ -309,6 +311,27 @@ pub struct Stack {
     /// Print one JSON object a thread
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `gdb`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+In gdb: target remote | exotrace gdb -p 22
+In lldb, with --listen /run/gdb.socket: process connect unix-connect:///run/gdb.socket
+
+The whole machine stands still while the debugger holds the process. Programs and libraries are read from the guest's memory. The guest is \
+not changed: registers and memory cannot be written.")]
+pub struct Gdb {
+    /// The machine
+    #[command(flatten)]
+    pub which: VmSelector,
+    /// The process: its pid or its name
+    #[arg(short, long, value_name = "PID|NAME")]
+    pub process: ProcessName,
+    /// Wait for debuggers on this Unix socket, one after the other, instead of standard input and
+    /// output
+    #[arg(long, value_name = "SOCKET")]
+    pub listen: Option<PathBuf>,
 }
 
 /// Options of `list`.

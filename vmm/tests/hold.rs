@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
@@ -15,6 +16,25 @@ use vmm::{StoppedVcpu, TrapSink};
 
 /// The number of calls that the guest's program makes.
 const CALLS: u64 = 20;
+
+/// A sink that sends each hit back three times.
+#[derive(Default)]
+struct Retrying(Mutex<BTreeMap<u64, u64>>);
+
+impl TrapSink for Retrying {
+    fn trap(&self, _: &Trap, cpu: &StoppedVcpu<'_>) {
+        let mut seen = self.0.lock().unwrap();
+        let hits = seen.entry(cpu.regs().rdi).or_default();
+        *hits += 1;
+        if *hits <= 3 {
+            cpu.retry();
+        }
+    }
+
+    fn may_hold(&self, _: SiteId) -> bool {
+        true
+    }
+}
 
 /// A sink that holds each hit, and passes RDI on with the hold.
 struct Holding(Mutex<Sender<(u64, Paused)>>);
@@ -63,6 +83,23 @@ fn a_hit_in_a_program_is_held_before_its_instruction_and_counts_once() {
     let site = guest.arm_user(leaf);
     each_call_is_held_once(&guest, paused, leaf);
     assert_eq!(guest.machine.traps().hits(), [(site, CALLS, 0)]);
+}
+
+#[test]
+fn a_hit_that_is_sent_back_is_a_new_hit_and_the_instruction_is_executed_once() {
+    let host = host!();
+    for (program, function) in [("usercalls", "micro_user_leaf"), ("calls", "micro_leaf")] {
+        let (guest, paused) = paused_before_program(host, &format!("{program} {CALLS}"), 1);
+        let leaf = guest.symbol(function);
+        let site = match program {
+            "calls" => guest.arm_kernel(leaf),
+            _ => guest.arm_user(leaf),
+        };
+        guest.machine.set_sink(Some(Box::new(Retrying::default())));
+        drop(paused);
+        assert_eq!(guest.count(), CALLS, "{program}: {}", guest.situation());
+        assert_eq!(guest.machine.traps().hits(), [(site, 4 * CALLS, 0)]);
+    }
 }
 
 #[test]

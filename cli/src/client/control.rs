@@ -13,6 +13,9 @@ use crate::protocol::control::{Answer, Command, LONGEST_ANSWER, MessageError};
 use crate::protocol::error::RequestError;
 use crate::registry::Running;
 
+/// The longest answer before a stream of another kind, in bytes.
+const LONGEST_FIRST: u64 = 1 << 16;
+
 /// A request to a machine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
@@ -204,6 +207,38 @@ pub fn connect(machine: &Running, command: &Command) -> Result<UnixStream, AskEr
         path: machine.socket.clone(),
         source,
     })
+}
+
+/// Reads the first answer on a connection of [`connect`], and nothing behind it.
+///
+/// # Errors
+/// If the machine closes the connection, or refuses the request.
+pub fn first_answer(machine: &Running, mut stream: &UnixStream) -> Result<Answer, AskError> {
+    let name = || machine.name.to_string();
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while line.last() != Some(&b'\n') && (line.len() as u64) < LONGEST_FIRST {
+        stream
+            .read_exact(&mut byte)
+            .map_err(|source| AskError::Socket {
+                name: name(),
+                path: machine.socket.clone(),
+                source,
+            })?;
+        line.extend(byte);
+    }
+    let text = String::from_utf8_lossy(&line);
+    let answer = crate::protocol::control::decode(&text);
+    match answer.map_err(|source| AskError::Message {
+        name: name(),
+        source,
+    })? {
+        Answer::Error(error) => Err(AskError::Refused {
+            name: name(),
+            error,
+        }),
+        answer => Ok(answer),
+    }
 }
 
 /// Sends descriptors with the first bytes of `bytes` and returns the number of these bytes.

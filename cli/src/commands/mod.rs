@@ -4,6 +4,7 @@ mod ctl;
 #[cfg(feature = "guests")]
 mod demo;
 mod doctor;
+mod gdb;
 mod generate;
 #[cfg(feature = "guests")]
 mod guest_files;
@@ -43,6 +44,7 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Maps(args) => inspect::maps(args),
         Command::Sym(args) => inspect::sym(args),
         Command::Stack(args) => inspect::stack(args),
+        Command::Gdb(args) => gdb::gdb(args),
         Command::List(args) => trace::list(args),
         Command::Scripts(args) => script::scripts(&args),
         Command::Trace(args) => trace::trace(*args),

@@ -116,6 +116,13 @@ impl<'v> Inspection<'v> {
         })
     }
 
+    /// Returns the number of the one process of that name.
+    pub fn pid(&self, name: &ProcessName) -> Result<i32, RequestError> {
+        let standing = self.pause()?;
+        let found = standing.look(|look| find(&look, name))?;
+        Ok(found.pid)
+    }
+
     /// Returns the mappings of a process.
     pub fn maps(&self, name: &ProcessName) -> Result<Maps, RequestError> {
         let standing = self.pause()?;

@@ -85,6 +85,12 @@ pub enum Command {
     /// Run a script until the client closes its side. Answered as a
     /// [stream](crate::server::script).
     Script(ScriptRequest),
+    /// Attach a debugger to a process. The connection speaks the GDB remote protocol behind the
+    /// [answer](Answer::Debugging).
+    Gdb {
+        /// The process.
+        process: ProcessName,
+    },
     /// Press the guest's power button.
     PowerButton,
     /// End the run.
@@ -127,6 +133,14 @@ pub enum Answer {
     Probes {
         /// The matching probes.
         probes: Vec<ListedProbe>,
+    },
+    /// The answer to [`Command::Gdb`]: the machine stands still.
+    Debugging {
+        /// The number of the process.
+        pid: i32,
+        /// A sentence for each event of the process that cannot be seen.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        unseen: Vec<String>,
     },
     /// The answer to [`Command::PowerButton`]: the guest has been asked to shut down.
     Pressed,

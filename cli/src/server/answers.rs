@@ -133,6 +133,7 @@ impl server::Machine for Arc<Vm> {
         let served = match command {
             Command::Trace(request) => crate::server::trace::serve(self, &request, stream),
             Command::Script(request) => crate::server::script::serve(self, &request, stream),
+            Command::Gdb { process } => crate::server::gdb::serve(self, &process, stream),
             _ => Ok(()),
         };
         if let Err(error) = served {
@@ -171,7 +172,7 @@ impl server::Machine for Arc<Vm> {
                 answer(list(self, &pattern), |probes| Answer::Probes { probes })
             }
             // Answered elsewhere.
-            Command::Trace(_) | Command::Script(_) | Command::Snapshot => {
+            Command::Trace(_) | Command::Script(_) | Command::Gdb { .. } | Command::Snapshot => {
                 let why = "a trace is a stream, and a snapshot needs files";
                 Answer::Error(RequestError::new(ErrorKind::Invalid, why))
             }

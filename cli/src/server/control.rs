@@ -42,8 +42,8 @@ pub trait Machine: Send + Sync + 'static {
     /// Saves to the files whose descriptors `client` has sent, for [`Command::Snapshot`].
     fn save(&self, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Answer;
 
-    /// Traces to `stream` until its peer closes it or the machine ends, for [`Command::Trace`] and
-    /// [`Command::Script`].
+    /// Traces to `stream` until its peer closes it or the machine ends, for [`Command::Trace`],
+    /// [`Command::Script`] and [`Command::Gdb`].
     fn stream(&self, command: Command, stream: UnixStream);
 }
 
@@ -145,7 +145,7 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
             BufReader::new(Read::take(&mut client, LONGEST_QUESTION)).read_line(&mut line)?;
             let descriptors = client.descriptors;
             match crate::protocol::control::decode(&line) {
-                Ok(command @ (Command::Trace(_) | Command::Script(_))) => {
+                Ok(command @ (Command::Trace(_) | Command::Script(_) | Command::Gdb { .. })) => {
                     machine.stream(command, stream.try_clone()?);
                     return Ok(());
                 }

@@ -4,6 +4,7 @@
 mod answers;
 pub mod control;
 pub mod dt;
+pub mod gdb;
 pub mod guest_ports;
 pub mod outbox;
 pub mod ports;

@@ -11,6 +11,9 @@ use super::structure::{Structure, StructureError};
 use crate::x86_64::{AddressSpace, PAGE, ReadVirtualError, TranslateError};
 use crate::{Gva, MemoryView};
 
+/// The maximum size in bytes of an auxiliary vector that is read; it has about 400.
+const MAX_AUXILIARY: u64 = 4096;
+
 /// An error in reading a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProcessError {
@@ -73,8 +76,12 @@ pub struct ProcessLayout {
     arguments: Bounds,
     environment: Bounds,
     executable: u64,
+    /// The offset and the size in bytes of `saved_auxv`, if it is known.
+    auxiliary: Option<(u64, u64)>,
     /// Offset in `task_struct`.
     file_system: u64,
+    /// Offset in `task_struct` of the base of FS of a thread that does not run, if it is known.
+    fs_base: Option<u64>,
     /// Offsets of `struct path` in `fs_struct`.
     root: u64,
     working_directory: u64,
@@ -98,6 +105,11 @@ impl ProcessLayout {
             arguments: range("mm_struct.arg_start", "mm_struct.arg_end")?,
             environment: range("mm_struct.env_start", "mm_struct.env_end")?,
             executable: offset(btf, "mm_struct.exe_file", 8)?,
+            auxiliary: btf
+                .member("mm_struct.saved_auxv")
+                .ok()
+                .map(|member| (member.byte_offset, member.size)),
+            fs_base: offset(btf, "task_struct.thread.fsbase", 8).ok(),
             file_system: offset(btf, "task_struct.fs", 8)?,
             root: btf.member("fs_struct.root")?.byte_offset,
             working_directory: btf.member("fs_struct.pwd")?.byte_offset,
@@ -201,6 +213,39 @@ impl ProcessLayout {
     /// If the `mm_struct` cannot be read.
     pub fn executable(&self, view: MemoryView<'_>, mm: Gva) -> Result<Option<Gva>, StructureError> {
         Structure::at(view, "mm_struct", mm)?.pointer(self.executable)
+    }
+
+    /// Reads the auxiliary vector of a process, as in `/proc/PID/auxv`: pairs of words, the last one
+    /// of which is `AT_NULL`. Returns `None` if the kernel's types do not describe it.
+    ///
+    /// # Errors
+    /// If the `mm_struct` cannot be read.
+    pub fn auxiliary_vector(
+        &self,
+        view: MemoryView<'_>,
+        mm: Gva,
+    ) -> Result<Option<Vec<u8>>, ReadVirtualError> {
+        const PAIR: usize = 16;
+        let Some((offset, size)) = self.auxiliary else {
+            return Ok(None);
+        };
+        let size = usize::try_from(size.min(MAX_AUXILIARY)).unwrap_or_default();
+        let mut vector = view.bytes(Gva(mm.0.wrapping_add(offset)), size)?;
+        let pairs = vector.chunks_exact(PAIR);
+        let last = pairs.take_while(|pair| pair.iter().take(8).any(|byte| *byte != 0));
+        let used = PAIR * (last.count() + 1);
+        vector.truncate(used);
+        Ok(Some(vector))
+    }
+
+    /// Returns the base of FS that a task resumes with: the thread-local storage of its program.
+    /// It is stale while the task runs. Returns `None` if the kernel's types do not describe it.
+    ///
+    /// # Errors
+    /// If the task cannot be read.
+    pub fn fs_base(&self, view: MemoryView<'_>, task: Gva) -> Result<Option<u64>, StructureError> {
+        let base = |offset| Structure::at(view, "task_struct", task)?.u64(offset);
+        self.fs_base.map(base).transpose()
     }
 
     /// Returns the root directory of a task; `None` once it has ended.

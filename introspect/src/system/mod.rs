@@ -13,6 +13,7 @@ mod generated_code;
 mod maps;
 mod modules;
 mod object_symbols;
+mod process_files;
 mod processes;
 mod stacks;
 mod symbolize;
@@ -22,6 +23,7 @@ mod text_files;
 mod user_objects;
 
 pub use maps::{Maps, NamedArea};
+pub use process_files::ProcessFile;
 pub use processes::Program;
 pub use stacks::ThreadStack;
 pub use symbolize::SymbolizedAddress;

@@ -127,28 +127,11 @@ impl PausedSystem<'_> {
         user: &mut UserUnwinder<'_>,
     ) -> ThreadStack {
         let cpu = self.cpu_of(task);
-        let kernel = match cpu {
-            Some(cpu) if cpu.in_user_mode() => None,
-            Some(cpu) => Some(unwinder.running(self.view, cpu, task.address)),
-            None => Some(unwinder.sleeping(self.view, task.address)),
-        };
+        let kernel = self.kernel_stack(task, cpu, unwinder);
         if task.is_kernel_thread() {
             return ThreadStack { kernel, user: None };
         }
-        let registers = match &kernel {
-            None => Ok(cpu.map(SavedRegisters::of_cpu)),
-            Some(stack) => match stack.entry {
-                Some(entry) => Ok(Some(entry)),
-                // The registers in the usual place may be of an earlier entry.
-                None if cpu.is_some_and(|cpu| {
-                    is_at_border(stack) || unwinder.is_on_entry_stack(self.view, cpu)
-                }) =>
-                {
-                    Err(End::AtBorder)
-                }
-                None => unwinder.entry_registers(self.view, task.address),
-            },
-        };
+        let registers = self.registers_below(task, cpu, kernel.as_ref(), unwinder);
         let user = match registers {
             Ok(Some(registers)) => match self.process_view(task) {
                 Some(view) => Some(user.walk(view, &registers, DEFAULT_FRAMES)),
@@ -158,6 +141,64 @@ impl PausedSystem<'_> {
             Err(end) => Some(Stack::empty(end)),
         };
         ThreadStack { kernel, user }
+    }
+
+    /// Returns the registers with which a thread of a program goes on: of the CPU that runs it in
+    /// user mode, or as its last entry into the kernel has saved them. Returns `None` for a thread
+    /// without a program.
+    ///
+    /// # Errors
+    /// If they are not known: the thread is in the first instructions of an entry, or its kernel
+    /// stack cannot be walked.
+    pub fn user_registers(
+        &self,
+        task: &TaskInfo,
+        unwinder: &KernelUnwinder,
+    ) -> Result<Option<SavedRegisters>, End> {
+        if task.is_kernel_thread() {
+            return Ok(None);
+        }
+        let cpu = self.cpu_of(task);
+        let kernel = self.kernel_stack(task, cpu, unwinder);
+        self.registers_below(task, cpu, kernel.as_ref(), unwinder)
+    }
+
+    /// Walks the kernel stack of a task; `None` if it runs in user mode.
+    fn kernel_stack(
+        &self,
+        task: &TaskInfo,
+        cpu: Option<&CpuState>,
+        unwinder: &KernelUnwinder,
+    ) -> Option<Stack> {
+        match cpu {
+            Some(cpu) if cpu.in_user_mode() => None,
+            Some(cpu) => Some(unwinder.running(self.view, cpu, task.address)),
+            None => Some(unwinder.sleeping(self.view, task.address)),
+        }
+    }
+
+    /// Returns the program's registers below a kernel stack, or those of the CPU without one.
+    fn registers_below(
+        &self,
+        task: &TaskInfo,
+        cpu: Option<&CpuState>,
+        kernel: Option<&Stack>,
+        unwinder: &KernelUnwinder,
+    ) -> Result<Option<SavedRegisters>, End> {
+        let Some(stack) = kernel else {
+            return Ok(cpu.map(SavedRegisters::of_cpu));
+        };
+        match stack.entry {
+            Some(entry) => Ok(Some(entry)),
+            // The registers in the usual place may be of an earlier entry.
+            None if cpu.is_some_and(|cpu| {
+                is_at_border(stack) || unwinder.is_on_entry_stack(self.view, cpu)
+            }) =>
+            {
+                Err(End::AtBorder)
+            }
+            None => unwinder.entry_registers(self.view, task.address),
+        }
     }
 }
 

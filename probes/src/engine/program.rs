@@ -107,6 +107,15 @@ impl ProbeHit<'_> {
         self.hit.cpu.map(StoppedVcpu::hold_here)
     }
 
+    /// Sends the guest back to the probe's instruction without executing it: it hits the probe
+    /// again, and may run other tasks in between. The program must say that it
+    /// [may hold](Program::may_hold).
+    pub fn retry(&self) {
+        if let Some(cpu) = self.hit.cpu {
+            cpu.retry();
+        }
+    }
+
     /// Returns the number of the probe within the session.
     #[must_use]
     pub fn probe(&self) -> u32 {

@@ -104,6 +104,36 @@ pub fn find(
     Ok(found)
 }
 
+/// Returns the probe of one instruction: the byte at `offset` of the file that a process has mapped
+/// at `path` for execution. `None` if it has not, or the file is shorter.
+///
+/// # Errors
+/// If the kernel's processes cannot be read.
+pub fn point(
+    look: &PausedSystem<'_>,
+    process: i32,
+    path: &[u8],
+    offset: u64,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+) -> Result<Option<Probe>, Unavailable> {
+    let files = look.text_files(Some(process), &|found| found == path)?;
+    let file = files.files.first();
+    let Some(file) = file.filter(|file| offset < file.file.size) else {
+        return Ok(None);
+    };
+    let path = String::from_utf8_lossy(path);
+    let provider = format!("{PROCESS}{process}");
+    let name = format!("{offset:#x}");
+    Ok(Some(Probe {
+        name: ProbeName::new(&provider, &path, WHOLE_FILE, &name),
+        signature: None,
+        target: Target::User {
+            text: text(file, &path, offset, unpatched),
+            moment: Moment::Point,
+        },
+    }))
+}
+
 /// Checks whether a pattern names the file at `path`, the last part of which is `last`.
 pub(super) fn names_file(pattern: &str, path: &str, last: &str) -> bool {
     let is_library = || {

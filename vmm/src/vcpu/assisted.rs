@@ -16,6 +16,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use super::environment::{address_space, in_user_mode};
 use super::hit::without_resume;
 use super::run::Flow;
+use super::stopped::Hold;
 use super::{Vcpu, debug};
 use crate::assist::syscall;
 use crate::exit::EmulationFailure;
@@ -293,11 +294,13 @@ impl Vcpu {
         }
         if !again && self.may_hold(&site) {
             let trap = self.trap(&site, TrapKind::User, rip);
-            if self.deliver(&trap, &before, &user_sregs, true) {
-                self.return_to(&before, &user_sregs)?;
-                return Ok(self.hold_at(site, before));
+            match self.deliver(&trap, &before, &user_sregs, true) {
+                Hold::No => again = true,
+                hold => {
+                    self.return_to(&before, &user_sregs)?;
+                    return Ok(self.hold_at(site, before, hold));
+                }
             }
-            again = true;
         }
         let Some(now) = self.as_it_stands(&site) else {
             self.deliver_once(&site, &before, &user_sregs, again);

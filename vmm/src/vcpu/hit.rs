@@ -11,6 +11,7 @@ use super::environment::{VcpuEnvironment, address_space, in_user_mode};
 use super::quick::{Quick, Surroundings};
 use super::run::Flow;
 use super::step::is_step;
+use super::stopped::Hold;
 use super::system::System;
 use super::{Vcpu, debug};
 use crate::machine::{PanicReport, RunEnd};
@@ -40,8 +41,8 @@ pub(super) enum Usual {
         privilege: u8,
         sregs: Option<kvm_sregs>,
     },
-    /// The hit was delivered. The vCPU is held before the displaced instruction.
-    Held(Arc<Site>),
+    /// The hit was delivered. The vCPU stays before the displaced instruction.
+    Held(Arc<Site>, Hold),
     /// The int3 is not a usual one. Nothing was done.
     Left,
 }
@@ -85,8 +86,9 @@ impl Vcpu {
         if let Some(site) = physical.and_then(|gpa| self.machine.traps.user_site(gpa)) {
             if !self.is_met_again(&site, &regs) {
                 let trap = self.trap(&site, TrapKind::User, pc);
-                if self.deliver(&trap, &regs, &sregs, true) {
-                    return Ok(self.hold_at(site, regs));
+                match self.deliver(&trap, &regs, &sregs, true) {
+                    Hold::No => {}
+                    hold => return Ok(self.hold_at(site, regs, hold)),
                 }
             }
             let Some(site) = self.as_it_stands(&site) else {
@@ -154,8 +156,9 @@ impl Vcpu {
             Purpose::Probe { .. } => {
                 let sregs = self.registers.system(&self.fd)?;
                 let trap = self.trap(site, TrapKind::Kernel, regs.rip);
-                if self.deliver(&trap, &regs, &sregs, false) {
-                    return Ok(self.hold_at(site.clone(), regs));
+                match self.deliver(&trap, &regs, &sregs, false) {
+                    Hold::No => {}
+                    hold => return Ok(self.hold_at(site.clone(), regs, hold)),
                 }
                 self.pass(site, regs, Some(&sregs), 0)
             }
@@ -177,22 +180,24 @@ impl Vcpu {
         site.met(self.index, kind, address)
     }
 
-    /// Keeps the vCPU before the displaced instruction of `site`, where the sink has paused it.
+    /// Keeps the vCPU before the displaced instruction of `site`.
     ///
-    /// It hits the int3 again when it goes on.
-    pub(super) fn hold_at(&mut self, site: Arc<Site>, regs: kvm_regs) -> Flow {
-        self.again = Some((site, without_resume(regs)));
+    /// It runs into the int3 again when it goes on. If the sink has paused it, that is no new hit.
+    pub(super) fn hold_at(&mut self, site: Arc<Site>, regs: kvm_regs, hold: Hold) -> Flow {
+        if hold == Hold::Here {
+            self.again = Some((site, without_resume(regs)));
+        }
         Flow::Run
     }
 
-    /// Delivers a trap to the sink. Returns whether it holds the vCPU there.
+    /// Delivers a trap to the sink. Returns the sink's wish.
     pub(super) fn deliver(
         &self,
         trap: &Trap,
         regs: &kvm_regs,
         sregs: &kvm_sregs,
         user_mode: bool,
-    ) -> bool {
+    ) -> Hold {
         let system = System::known_as(sregs);
         let sink = self.machine.sink.load();
         let sink = sink.as_deref().map(|sink| &**sink);
@@ -238,7 +243,7 @@ impl Vcpu {
                 self.registers.changed(&mut self.fd);
                 Usual::Passed
             }
-            Quick::Held(site) => Usual::Held(site),
+            Quick::Held(site, hold) => Usual::Held(site, hold),
             Quick::Delivered(site) => Usual::Delivered {
                 site,
                 privilege,
@@ -252,9 +257,9 @@ impl Vcpu {
         match usual {
             Usual::Left => Ok(None),
             Usual::Passed => Ok(Some(Flow::Run)),
-            Usual::Held(site) => {
+            Usual::Held(site, hold) => {
                 let regs = self.registers.general(&self.fd)?;
-                Ok(Some(self.hold_at(site, regs)))
+                Ok(Some(self.hold_at(site, regs, hold)))
             }
             Usual::Delivered {
                 site,
@@ -393,7 +398,7 @@ impl Vcpu {
             site: None,
         };
         if self.breakpoint_held.take() != Some(pc)
-            && self.deliver(&trap, &regs, &sregs, in_user_mode(&sregs))
+            && self.deliver(&trap, &regs, &sregs, in_user_mode(&sregs)) == Hold::Here
         {
             self.breakpoint_held = Some(pc);
             return Ok(Flow::Run);

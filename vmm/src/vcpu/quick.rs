@@ -20,6 +20,7 @@ use crate::machine::control::Control;
 use crate::machine::shared::Shared;
 use crate::memory::GuestRam;
 use crate::trap::{SeenSites, Site, Trap, TrapKind, TrapTable};
+use crate::vcpu::stopped::Hold;
 use crate::vcpu::{StoppedVcpu, TrapSink};
 use crate::walks::{HitMemory, Walks};
 
@@ -30,8 +31,8 @@ pub(crate) enum Quick {
     Passed,
     /// The trap was delivered. The displaced instruction is still to be executed.
     Delivered(Arc<Site>),
-    /// The trap was delivered, and the sink holds the vCPU before the displaced instruction.
-    Held(Arc<Site>),
+    /// The trap was delivered, and the vCPU stays before the displaced instruction.
+    Held(Arc<Site>, Hold),
     /// Nothing was done.
     Left,
 }
@@ -134,8 +135,9 @@ impl<'m> Surroundings<'m> {
             false => TrapKind::Kernel,
         };
         let trap = site.met(vcpu, kind, regs.rip);
-        if self.deliver(&trap, regs, system, USER) {
-            return Quick::Held(site.clone());
+        match self.deliver(&trap, regs, system, USER) {
+            Hold::No => {}
+            hold => return Quick::Held(site.clone(), hold),
         }
         let store = |address: u64, value: u64| self.store(site, system, address, value);
         match prepared.execute(regs, store) {
@@ -144,7 +146,7 @@ impl<'m> Surroundings<'m> {
         }
     }
 
-    /// Delivers a trap to the sink, if there is one. Returns whether it holds the vCPU there.
+    /// Delivers a trap to the sink, if there is one. Returns the sink's wish.
     #[inline]
     pub(super) fn deliver(
         self,
@@ -152,14 +154,14 @@ impl<'m> Surroundings<'m> {
         regs: &kvm_regs,
         system: &System<'_>,
         user_mode: bool,
-    ) -> bool {
+    ) -> Hold {
         self.delivered.fetch_add(1, Ordering::Relaxed);
         let Some(sink) = self.sink else {
-            return false;
+            return Hold::No;
         };
         let stopped = self.stopped(regs, system, user_mode);
         sink.trap(trap, &stopped);
-        stopped.held.get()
+        stopped.hold.get()
     }
 
     /// Returns a vCPU as a sink sees it.
@@ -180,7 +182,7 @@ impl<'m> Surroundings<'m> {
             memory: self.memory(),
             traps: self.traps,
             control: self.control,
-            held: Cell::new(false),
+            hold: Cell::default(),
         }
     }
 

@@ -44,6 +44,18 @@ pub trait TrapSink: Send + Sync {
     }
 }
 
+/// The sink's wish for a vCPU at a trap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Hold {
+    /// It executes the trapped instruction.
+    #[default]
+    No,
+    /// It parks before the instruction, which it executes when the machine goes on.
+    Here,
+    /// It stays before the instruction and runs into the trap again.
+    Retry,
+}
+
 /// One vCPU that is stopped at a trap.
 pub struct StoppedVcpu<'a> {
     pub(crate) regs: &'a kvm_regs,
@@ -52,8 +64,8 @@ pub struct StoppedVcpu<'a> {
     pub(crate) memory: HitMemory<'a>,
     pub(crate) traps: &'a TrapTable,
     pub(crate) control: &'a Arc<Control>,
-    /// Whether the vCPU parks before the trapped instruction.
-    pub(crate) held: Cell<bool>,
+    /// The sink's wish.
+    pub(crate) hold: Cell<Hold>,
 }
 
 impl fmt::Debug for StoppedVcpu<'_> {
@@ -137,8 +149,15 @@ impl StoppedVcpu<'_> {
     /// programs run on this vCPU before. It has no effect on a [sample](TrapSink::sample), whose
     /// vCPU parks where it is.
     pub fn hold_here(&self) -> Paused {
-        self.held.set(true);
+        self.hold.set(Hold::Here);
         self.control.hold_all()
+    }
+
+    /// Lets the guest go on without executing the trapped instruction: it runs into the trap again,
+    /// which is another hit. It takes interrupts in between, so its scheduler can run other tasks.
+    /// It has no effect on a [sample](TrapSink::sample) or a hardware breakpoint.
+    pub fn retry(&self) {
+        self.hold.set(Hold::Retry);
     }
 
     /// Returns the machine's sites, to arm another one (a return address) during a hit.

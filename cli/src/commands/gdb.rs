@@ -1,0 +1,95 @@
+//! The command `gdb`: passes the GDB remote protocol between a debugger and a running machine.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+
+use super::remote::find;
+use crate::args;
+use crate::client::control::{connect, first_answer, unexpected};
+use crate::protocol::control::{Answer, Command};
+use crate::registry::Running;
+use crate::report::{Failure, say};
+
+/// Runs `exotrace gdb`.
+pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    let command = Command::Gdb {
+        process: args.process.clone(),
+    };
+    let Some(path) = args.listen else {
+        if io::stdin().is_terminal() {
+            return Err(Failure::new(format_args!(
+                "a debugger talks to this command, not a person: give it to gdb as \
+                 `target remote | exotrace gdb -p {}`, or use --listen",
+                args.process
+            )));
+        }
+        let stream = attach(&machine, &command)?;
+        return pass(io::stdin(), io::stdout(), &stream);
+    };
+    let cannot = |error: io::Error| Failure::new(format_args!("{}: {error}", path.display()));
+    let listener = UnixListener::bind(&path).map_err(cannot)?;
+    let socket = Removed(path.clone());
+    say(format_args!(
+        "waiting for debuggers; in gdb: target remote {}",
+        path.display()
+    ));
+    loop {
+        let (client, _) = listener.accept().map_err(cannot)?;
+        let stream = attach(&machine, &command)?;
+        // A debugger that breaks off leaves the next one its turn.
+        if let Err(error) = client
+            .try_clone()
+            .map_err(Failure::from)
+            .and_then(|reader| pass(reader, client, &stream))
+        {
+            say(error.message());
+        }
+        let _ = &socket;
+    }
+}
+
+/// A socket's file, which goes with this.
+struct Removed(std::path::PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // It may have been removed already.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Attaches to the process. The machine stands still from then on.
+fn attach(machine: &Running, command: &Command) -> Result<UnixStream, Failure> {
+    let stream = connect(machine, command)?;
+    match first_answer(machine, &stream)? {
+        Answer::Debugging { unseen, .. } => unseen.iter().for_each(say),
+        other => return Err(unexpected(machine, &other).into()),
+    }
+    Ok(stream)
+}
+
+/// Passes bytes both ways until the machine has closed its side, or the debugger has.
+fn pass(
+    mut debugger: impl Read + Send + 'static,
+    mut out: impl Write,
+    machine: &UnixStream,
+) -> Result<(), Failure> {
+    let (mut to, mut from) = (machine.try_clone()?, machine.try_clone()?);
+    // It ends with the debugger's input, or with this process.
+    thread::spawn(move || {
+        let _ = io::copy(&mut debugger, &mut to);
+        let _ = to.shutdown(Shutdown::Write);
+    });
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        let read = from.read(&mut piece)?;
+        let Some(bytes) = piece.get(..read).filter(|bytes| !bytes.is_empty()) else {
+            return Ok(());
+        };
+        out.write_all(bytes)?;
+        out.flush()?;
+    }
+}

@@ -1,0 +1,118 @@
+//! Files by their paths as a process sees them, read from the page cache, and what a debugger asks
+//! of a process besides.
+
+use std::fmt;
+
+use super::{PausedSystem, Unavailable, known};
+use crate::Gpa;
+use crate::kernel::page_cache::CachedFile;
+use crate::kernel::task_list::TaskInfo;
+use crate::x86_64::PAGE;
+
+/// The maximum number of names in a path.
+const MAX_NAMES: usize = 256;
+
+/// A file in the page cache.
+pub struct ProcessFile<'s> {
+    /// The file.
+    pub file: CachedFile,
+    look: PausedSystem<'s>,
+}
+
+impl fmt::Debug for ProcessFile<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessFile")
+            .field("file", &self.file)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'s> ProcessFile<'s> {
+    /// Returns a file as it is in the page cache of a paused system.
+    #[must_use]
+    pub fn new(look: PausedSystem<'s>, file: CachedFile) -> Self {
+        Self { file, look }
+    }
+
+    /// Reads the file's bytes from `offset` on. `read` reads physical memory, within one page.
+    /// Returns the number of bytes up to the file's end, or up to the first page that is not in
+    /// memory.
+    pub fn read(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        read: &dyn Fn(Gpa, &mut [u8]) -> bool,
+    ) -> usize {
+        let left = self.file.size.saturating_sub(offset);
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
+        let mut done = 0;
+        while done < wanted {
+            let at = offset.saturating_add(done as u64);
+            let in_page = usize::try_from(PAGE - at % PAGE).unwrap_or(1);
+            let end = wanted.min(done.saturating_add(in_page));
+            let Some(part) = buf.get_mut(done..end) else {
+                break;
+            };
+            let there = self.look.cached_byte(&self.file, at);
+            if !there.is_some_and(|gpa| read(gpa, part)) {
+                break;
+            }
+            done = end;
+        }
+        done
+    }
+}
+
+impl<'s> PausedSystem<'s> {
+    /// Finds a file by its absolute path below the root directory of a process. Only files that
+    /// were used lately are found. Symbolic links are not followed.
+    ///
+    /// Returns `None` if there is no such file in the kernel's memory.
+    ///
+    /// # Errors
+    /// If the kernel's layout for files is unknown.
+    pub fn file_at(
+        &self,
+        task: &TaskInfo,
+        path: &[u8],
+    ) -> Result<Option<ProcessFile<'s>>, Unavailable> {
+        let processes = known(&self.system.processes)?;
+        let cache = known(&self.system.page_cache)?;
+        let names = path.split(|byte| *byte == b'/');
+        let names: Vec<&[u8]> = names
+            .filter(|name| !matches!(*name, b"" | b"."))
+            .take(MAX_NAMES)
+            .collect();
+        let Ok(Some(root)) = processes.root(self.view, task.address) else {
+            return Ok(None);
+        };
+        let Ok(Some(inode)) = processes.paths().find(self.view, root, &names) else {
+            return Ok(None);
+        };
+        let file = cache.of_inode(self.view, inode).ok();
+        Ok(file.map(|file| ProcessFile::new(*self, file)))
+    }
+
+    /// Returns the auxiliary vector of a process, or `None` for one without memory.
+    ///
+    /// # Errors
+    /// If the kernel's layout for it is unknown.
+    pub fn auxiliary_vector(&self, task: &TaskInfo) -> Result<Option<Vec<u8>>, Unavailable> {
+        let layout = known(&self.system.processes)?;
+        let Some(mm) = task.user_mm() else {
+            return Ok(None);
+        };
+        let vector = layout.auxiliary_vector(self.view, mm);
+        Ok(vector.ok().flatten())
+    }
+
+    /// Returns the base of FS of a thread, or `None` if it is unknown.
+    #[must_use]
+    pub fn fs_base(&self, task: &TaskInfo) -> Option<u64> {
+        if let Some(cpu) = self.cpu_of(task) {
+            return Some(cpu.fs_base);
+        }
+        let layout = self.system.processes.as_ref().ok()?;
+        layout.fs_base(self.view, task.address).ok().flatten()
+    }
+}

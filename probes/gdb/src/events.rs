@@ -1,0 +1,122 @@
+//! Signals and exits of the process, seen where the kernel delivers and begins them.
+//!
+//! A kernel without the tracepoint of signals runs a process through its signals without a stop.
+
+use gdbstub::common::Signal;
+use probes::name::ProbePattern;
+use probes::provider;
+
+use crate::breakpoints::Breakpoints;
+use crate::process::Process;
+use crate::stops::Cause;
+
+/// The places in the kernel, and the causes of the stops there.
+const PLACES: [(&str, Cause); 2] = [
+    ("tracepoint:signal:signal_deliver", Cause::Signal),
+    ("kprobe:do_exit:entry", Cause::Exit),
+];
+/// GDB's numbers of Linux's signals 1 to 31 (include/gdb/signals.def of GDB); 143 is an unknown one.
+const SIGNALS: [u8; 31] = [
+    1, 2, 3, 4, 5, 6, 10, 8, 9, 30, 11, 31, 13, 14, 15, 143, 20, 19, 17, 18, 21, 22, 16, 24, 25,
+    26, 27, 28, 23, 32, 12,
+];
+/// GDB's number of a signal that it does not know.
+const UNKNOWN: u8 = 143;
+/// The first real-time signals of Linux and GDB's numbers of them: 32 has one of its own, 33 to 63
+/// follow each other, and so do those from 64.
+const REAL_TIME: [(u64, u8); 3] = [(64, 78), (33, 45), (32, 77)];
+
+/// Stops the process at its signals and at the exit of its threads. Returns one sentence for each
+/// event that cannot be seen.
+pub(crate) fn watch(process: &Process<'_>, breakpoints: &mut Breakpoints) -> Vec<String> {
+    let mut lost = Vec::new();
+    for (place, cause) in PLACES {
+        let pattern = match ProbePattern::parse(place) {
+            Ok(pattern) => pattern,
+            Err(error) => {
+                lost.push(format!("{place}: {error}"));
+                continue;
+            }
+        };
+        let probes = match provider::find(process.guest(), &pattern) {
+            Ok(probes) => probes,
+            Err(error) => {
+                lost.push(error.to_string());
+                continue;
+            }
+        };
+        for probe in &probes {
+            if let Err(error) = breakpoints.hold_at(probe, None, cause) {
+                lost.push(format!("{place}: {error}"));
+            }
+        }
+    }
+    lost
+}
+
+/// Returns GDB's number of a signal of Linux.
+pub(crate) fn signal(number: u64) -> Signal {
+    let usual = number.checked_sub(1).and_then(|at| usize::try_from(at).ok());
+    let usual = usual.and_then(|at| SIGNALS.get(at)).copied();
+    let real_time = || {
+        let (first, from) = REAL_TIME.iter().find(|(first, _)| number >= *first)?;
+        let behind = u8::try_from(number.checked_sub(*first)?).ok()?;
+        from.checked_add(behind)
+    };
+    Signal(usual.or_else(real_time).unwrap_or(UNKNOWN))
+}
+
+/// The end of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Exited(u8),
+    Killed(Signal),
+}
+
+/// Returns the end that the argument of do_exit() stands for (wait(2)).
+pub(crate) fn ending(code: u64) -> Ending {
+    match code & 0x7f {
+        0 => Ending::Exited((code >> 8) as u8),
+        number => Ending::Killed(signal(number)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_and_ends_have_the_clients_numbers() {
+        for (linux, expected) in [
+            (1, Signal::SIGHUP),
+            (5, Signal::SIGTRAP),
+            (7, Signal::SIGBUS),
+            (8, Signal::SIGFPE),
+            (10, Signal::SIGUSR1),
+            (11, Signal::SIGSEGV),
+            (12, Signal::SIGUSR2),
+            (17, Signal::SIGCHLD),
+            (18, Signal::SIGCONT),
+            (19, Signal::SIGSTOP),
+            (23, Signal::SIGURG),
+            (29, Signal::SIGIO),
+            (31, Signal::SIGSYS),
+            (32, Signal::SIG32),
+            (33, Signal::SIG33),
+            (63, Signal::SIG63),
+            (64, Signal::SIG64),
+            (0, Signal(UNKNOWN)),
+            (u64::MAX, Signal(UNKNOWN)),
+        ] {
+            assert_eq!(signal(linux), expected, "{linux}");
+        }
+        for (code, expected) in [
+            (0, Ending::Exited(0)),
+            (3 << 8, Ending::Exited(3)),
+            (11, Ending::Killed(Signal::SIGSEGV)),
+            (0x80 | 6, Ending::Killed(Signal::SIGABRT)),
+        ] {
+            assert_eq!(ending(code), expected, "{code:#x}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Serves the GDB remote protocol (GDB manual, appendix E) for one process of a running guest, from
+//! outside: no agent in the guest, and nothing of its process table shows a debugger.
+//!
+//! The whole machine stands still while the debugger holds the process. Registers of threads that
+//! do not run come from where the kernel keeps them, and memory through the process's page tables.
+//! Breakpoints are traps in the page cache, like probes of programs, that stop this process alone.
+//! A step of one thread is a trap at each instruction that may follow, for that thread only. The
+//! guest is only read: registers and memory cannot be written.
+//!
+//! | Module | Does |
+//! |---|---|
+//! | `serve` | takes bytes of the client and stops of the guest, one at a time |
+//! | `target` | answers the protocol's requests, by `gdbstub` |
+//! | `process` | reads the process: threads, registers, memory, mappings, files |
+//! | `registers` | the registers in the protocol's order |
+//! | `breakpoints` | arms and disarms traps through the engine's sessions |
+//! | `stops` | the hits that wait to be reported, each with its hold of the machine |
+//! | `step` | the instructions that may follow one |
+//! | `events` | signals and exits of the process |
+//! | `files` | files of the guest for the client |
+
+mod breakpoints;
+mod events;
+mod files;
+mod process;
+mod registers;
+mod serve;
+mod step;
+mod stops;
+mod target;
+
+pub use process::DebugError;
+pub use serve::{Attached, End, ServeError};

@@ -1,0 +1,323 @@
+//! One process of a guest as a debugger reads it. Each question pauses the guest, which the
+//! debugger usually has done already.
+
+use std::cell::RefCell;
+
+use introspect::kernel::task_list::TaskInfo;
+use introspect::kernel::vma::{Vma, VmaFlags};
+use introspect::stack::kernel::KernelUnwinder;
+use introspect::system::{NamedArea, PausedSystem, ProcessFile, Unavailable};
+use introspect::x86_64::{PAGE, paging};
+use introspect::{Gpa, Gva};
+use probes::probe::Probe;
+use probes::provider::{Traceable, uprobe};
+
+use crate::registers::UserRegisters;
+
+/// The maximum number of threads listed.
+const MAX_THREADS: usize = 1 << 16;
+
+/// A question about the process that has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum DebugError {
+    /// The guest's kernel is not known, or cannot be paused.
+    #[error("the guest cannot be read: {0}")]
+    Guest(String),
+    /// The kernel's structures do not tell.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// There is no such process.
+    #[error("the guest has no process {pid}; see ps")]
+    NoProcess {
+        /// The number that was asked for.
+        pid: i32,
+    },
+    /// The process is a thread of the kernel.
+    #[error("{pid} is a thread of the kernel, which has no program to debug")]
+    KernelThread {
+        /// The number that was asked for.
+        pid: i32,
+    },
+    /// The probes of the debugger cannot be enabled.
+    #[error("the process cannot be stopped: {0}")]
+    Session(String),
+}
+
+/// A thread of the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Thread {
+    pub(crate) number: i32,
+    /// The name and the state, as ps(1) shows them.
+    pub(crate) description: String,
+    /// Whether it has begun to exit.
+    pub(crate) is_exiting: bool,
+    /// Whether a CPU runs it now.
+    pub(crate) is_running: bool,
+}
+
+/// A task that has begun to exit (`PF_EXITING`, include/linux/sched.h).
+const PF_EXITING: u32 = 4;
+
+/// A process of a guest.
+pub(crate) struct Process<'g> {
+    guest: &'g dyn Traceable,
+    pid: i32,
+    /// The walker of kernel stacks, made once a stop.
+    unwinder: RefCell<Option<KernelUnwinder>>,
+}
+
+impl<'g> Process<'g> {
+    /// Returns the process with this number.
+    ///
+    /// # Errors
+    /// If there is none, or it has no program.
+    pub(crate) fn new(guest: &'g dyn Traceable, pid: i32) -> Result<Self, DebugError> {
+        let process = Self {
+            guest,
+            pid,
+            unwinder: RefCell::new(None),
+        };
+        process.ask(|_, task| match task.user_mm() {
+            Some(_) => Ok(()),
+            None => Err(DebugError::KernelThread { pid }),
+        })??;
+        Ok(process)
+    }
+
+    pub(crate) fn guest(&self) -> &'g dyn Traceable {
+        self.guest
+    }
+
+    /// Forgets what is known of the guest only while it stands still.
+    pub(crate) fn goes_on(&self) {
+        self.unwinder.borrow_mut().take();
+    }
+
+    /// Returns an answer of the paused guest.
+    fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> Result<T, DebugError> {
+        let (mut ask, mut answer) = (Some(ask), None);
+        let asked = &mut |system: PausedSystem<'_>| answer = ask.take().map(|ask| ask(system));
+        self.guest.inspect(asked).map_err(DebugError::Guest)?;
+        answer.ok_or_else(|| DebugError::Guest("it could not be paused".to_owned()))
+    }
+
+    /// Returns an answer about the process of the paused guest.
+    fn ask<T>(
+        &self,
+        ask: impl FnOnce(&PausedSystem<'_>, &TaskInfo) -> T,
+    ) -> Result<T, DebugError> {
+        self.look(|look| {
+            let task = look.process(self.pid)?.ok().flatten();
+            let task = task.ok_or(DebugError::NoProcess { pid: self.pid })?;
+            Ok(ask(&look, &task))
+        })?
+    }
+
+    /// Returns the threads. The first one has begun the process.
+    pub(crate) fn threads(&self) -> Result<Vec<Thread>, DebugError> {
+        self.ask(|look, task| {
+            let threads = look.threads_of(task)?.items;
+            let threads = threads.iter().take(MAX_THREADS).map(|thread| Thread {
+                number: thread.pid,
+                description: format!(
+                    "{} ({})",
+                    String::from_utf8_lossy(&look.name(thread)),
+                    thread.state.letter()
+                ),
+                is_exiting: thread.flags & PF_EXITING != 0,
+                is_running: look.cpu_of(thread).is_some(),
+            });
+            Ok(threads.collect())
+        })?
+    }
+
+    /// Returns the registers of a thread, as far as they are known.
+    pub(crate) fn registers(&self, number: i32) -> Result<UserRegisters, DebugError> {
+        self.ask(|look, task| {
+            let threads = look.threads_of(task)?.items;
+            let Some(thread) = threads.iter().find(|thread| thread.pid == number) else {
+                return Ok(UserRegisters::default());
+            };
+            let mut kept = self.unwinder.borrow_mut();
+            let unwinder = match kept.take() {
+                Some(unwinder) => unwinder,
+                None => {
+                    let modules = look.modules().map(|modules| modules.items);
+                    look.kernel_unwinder(&modules.unwrap_or_default())?
+                }
+            };
+            let saved = look.user_registers(thread, &unwinder).ok().flatten();
+            *kept = Some(unwinder);
+            Ok(UserRegisters {
+                saved,
+                fs_base: look.fs_base(thread),
+            })
+        })?
+    }
+
+    /// Reads memory of the process without any traps. Returns the number of bytes up to the first
+    /// page that is neither mapped now nor in the file behind it.
+    pub(crate) fn read(&self, address: u64, buf: &mut [u8]) -> Result<usize, DebugError> {
+        self.ask(|look, task| {
+            let Some(view) = look.process_view(task) else {
+                return 0;
+            };
+            let mut areas = None;
+            let mut done = 0;
+            while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+                let at = address.wrapping_add(done as u64);
+                let in_page = usize::try_from(PAGE - at % PAGE).unwrap_or(1);
+                let length = in_page.min(rest.len());
+                let (part, _) = rest.split_at_mut(length);
+                let mapped = paging::translate(view.physical(), view.space(), Gva(at));
+                let is_read = match mapped {
+                    Ok(place) => place.user && self.unpatched(place.gpa, part),
+                    Err(_) => {
+                        let areas = areas.get_or_insert_with(|| areas_of(look, task));
+                        let area = areas.iter().find(|area| area.area.contains(at));
+                        area.is_some_and(|area| self.read_behind(look, area, at, part))
+                    }
+                };
+                if !is_read {
+                    break;
+                }
+                done += length;
+            }
+            done
+        })
+    }
+
+    /// Reads the part of a page from the file behind a mapping, where the process has not touched
+    /// it yet.
+    fn read_behind(
+        &self,
+        look: &PausedSystem<'_>,
+        area: &NamedArea,
+        at: u64,
+        part: &mut [u8],
+    ) -> bool {
+        let file = cached(look, &area.area);
+        let offset = place_in_file(&area.area, at);
+        file.zip(offset).is_some_and(|(file, offset)| {
+            let read = |gpa, part: &mut [u8]| self.unpatched(gpa, part);
+            file.read(offset, part, &read) == part.len()
+        })
+    }
+
+    /// Reads physical memory as it is without any traps.
+    fn unpatched(&self, gpa: Gpa, part: &mut [u8]) -> bool {
+        let machine = self.guest.machine();
+        machine.traps().read_unpatched(gpa, part).is_ok()
+    }
+
+    /// Returns the probe of the instruction at `address`; `None` if it is in no file.
+    pub(crate) fn probe_at(&self, address: u64) -> Result<Option<Probe>, DebugError> {
+        self.ask(|look, task| {
+            let areas = areas_of(look, task);
+            let area = areas.iter().find(|area| area.area.contains(address));
+            let area = area.filter(|area| {
+                area.area.file.is_some() && area.area.flags.has(VmaFlags::EXEC)
+            });
+            let offset = area.and_then(|area| place_in_file(&area.area, address));
+            let Some((area, offset)) = area.zip(offset) else {
+                return Ok(None);
+            };
+            let unpatched = |gpa: Gpa, part: &mut [u8]| self.unpatched(gpa, part);
+            Ok(uprobe::point(look, self.pid, &area.name, offset, &unpatched)?)
+        })?
+    }
+
+    /// Returns the mappings as `/proc/PID/maps` has them.
+    pub(crate) fn maps(&self) -> Result<String, DebugError> {
+        self.ask(|look, task| {
+            let areas = areas_of(look, task);
+            areas.iter().map(line).collect()
+        })
+    }
+
+    /// Returns the path of the program.
+    pub(crate) fn executable(&self) -> Result<Option<Vec<u8>>, DebugError> {
+        self.ask(|look, task| {
+            let program = look.program(task, 0)?.and_then(Result::ok);
+            Ok(program.and_then(|program| program.path))
+        })?
+    }
+
+    /// Returns the arguments, each with a NUL behind it.
+    pub(crate) fn arguments(&self, most: usize) -> Result<Vec<u8>, DebugError> {
+        self.ask(|look, task| {
+            let program = look.program(task, most)?.and_then(Result::ok);
+            Ok(program.map_or_else(Vec::new, |program| program.arguments.bytes))
+        })?
+    }
+
+    /// Returns the auxiliary vector.
+    pub(crate) fn auxiliary_vector(&self) -> Result<Vec<u8>, DebugError> {
+        self.ask(|look, task| Ok(look.auxiliary_vector(task)?.unwrap_or_default()))?
+    }
+
+    /// Asks of the file at a path of the process: one that it has mapped, or one that was used
+    /// lately. Returns `None` if there is none in the guest's memory.
+    pub(crate) fn with_file<T>(
+        &self,
+        path: &[u8],
+        ask: impl FnOnce(&ProcessFile<'_>) -> T,
+    ) -> Result<Option<T>, DebugError> {
+        self.ask(|look, task| {
+            let areas = areas_of(look, task);
+            let area = areas.iter().find(|area| area.name == path);
+            let file = match area.and_then(|area| cached(look, &area.area)) {
+                Some(file) => Some(file),
+                None => look.file_at(task, path)?,
+            };
+            Ok(file.as_ref().map(ask))
+        })?
+    }
+
+    /// Reads bytes of the file at a path, without any traps; see [`ProcessFile::read`].
+    pub(crate) fn read_file(
+        &self,
+        path: &[u8],
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<Option<usize>, DebugError> {
+        let read = |gpa: Gpa, part: &mut [u8]| self.unpatched(gpa, part);
+        self.with_file(path, |file| file.read(offset, buf, &read))
+    }
+}
+
+/// Returns the mappings of the process, as far as they can be read.
+fn areas_of(look: &PausedSystem<'_>, task: &TaskInfo) -> Vec<NamedArea> {
+    let maps = look.maps(task).ok().flatten();
+    maps.map_or_else(Vec::new, |maps| maps.areas)
+}
+
+/// Returns the file behind a mapping.
+fn cached<'s>(look: &PausedSystem<'s>, area: &Vma) -> Option<ProcessFile<'s>> {
+    let layout = look.system().page_cache().ok()?;
+    let file = layout.open_file(look.kernel(), area.file?).ok()?;
+    Some(ProcessFile::new(*look, file))
+}
+
+/// Returns the offset in the file of an address in a mapping.
+fn place_in_file(area: &Vma, address: u64) -> Option<u64> {
+    area.file?;
+    area.file_offset
+        .checked_add(address.checked_sub(area.start)?)
+}
+
+/// Returns a line of `/proc/PID/maps` (proc_pid_maps(5)).
+fn line(area: &NamedArea) -> String {
+    let permissions = area.area.flags.permissions();
+    let offset = area.area.file.map_or(0, |_| area.area.file_offset);
+    format!(
+        "{:08x}-{:08x} {} {offset:08x} {:02x}:{:02x} {} {}\n",
+        area.area.start,
+        area.area.end,
+        String::from_utf8_lossy(&permissions),
+        area.file.major,
+        area.file.minor,
+        area.file.inode,
+        String::from_utf8_lossy(&area.name),
+    )
+}

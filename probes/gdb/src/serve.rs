@@ -1,0 +1,241 @@
+//! A session with one client: bytes of the client and stops of the guest, one at a time.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use gdbstub::conn::Connection;
+use gdbstub::stub::state_machine::GdbStubStateMachine;
+use gdbstub::stub::{DisconnectReason, GdbStub, MultiThreadStopReason};
+use probes::engine::{Engine, Waiter, WatchedStream, Woken};
+use probes::provider::Traceable;
+
+use crate::process::DebugError;
+use crate::target::Debugger;
+
+/// The time that a client has to take an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The size in bytes of the buffer for packets in both directions, which the client is told.
+const PACKET: usize = 1 << 16;
+/// The number of bytes that are read at once.
+const PIECE: usize = 4096;
+
+/// The end of a session. The guest runs on, as before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The client has left, with or without saying so.
+    Left,
+    /// The process has ended with this status.
+    Exited(u8),
+    /// The process was ended by a signal, in GDB's numbers.
+    Killed(u8),
+    /// The machine has ended.
+    MachineEnded,
+}
+
+/// A session that cannot go on. The guest runs on, as before.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The process cannot be debugged.
+    #[error(transparent)]
+    Debug(#[from] DebugError),
+    /// The connection is broken.
+    #[error("the connection to the debugger is broken: {0}")]
+    Connection(#[from] io::Error),
+    /// The client does not keep to the protocol.
+    #[error("the debugger does not speak the GDB remote protocol: {0}")]
+    Protocol(String),
+}
+
+/// The client's side, with answers collected to whole packets.
+struct Client {
+    stream: UnixStream,
+    answer: Vec<u8>,
+}
+
+impl Connection for Client {
+    type Error = io::Error;
+
+    fn write(&mut self, byte: u8) -> io::Result<()> {
+        self.answer.push(byte);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let answer = std::mem::take(&mut self.answer);
+        Write::write_all(&mut self.stream, &answer)
+    }
+}
+
+type Session<'a, 'g> = GdbStubStateMachine<'a, Debugger<'g>, Client>;
+
+/// A debugger that is attached to a process. The machine stands still until its client lets it go
+/// on. Dropping it lets the guest run on as before.
+pub struct Attached<'g>(Debugger<'g>);
+
+impl fmt::Debug for Attached<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attached").finish_non_exhaustive()
+    }
+}
+
+impl<'g> Attached<'g> {
+    /// Pauses the guest and attaches to the process with this number.
+    ///
+    /// # Errors
+    /// If there is no such process, it has no program, or the guest cannot be read.
+    pub fn new(guest: &'g dyn Traceable, engine: &Engine, pid: i32) -> Result<Self, DebugError> {
+        Debugger::attach(guest, engine, pid).map(Self)
+    }
+
+    /// Returns a sentence for each event of the process that cannot be seen.
+    #[must_use]
+    pub fn unseen(&self) -> &[String] {
+        &self.0.unseen
+    }
+
+    /// Serves a client until it has left, or the process or the machine has ended.
+    ///
+    /// # Errors
+    /// If the client breaks the protocol or the connection, or the guest cannot be read any more.
+    pub fn serve(mut self, stream: UnixStream) -> Result<End, ServeError> {
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let client = Client {
+            stream: stream.try_clone()?,
+            answer: Vec::new(),
+        };
+        let stub = GdbStub::builder(client).packet_buffer_size(PACKET).build();
+        let stub = stub.map_err(|error| broken(&error))?;
+        let session = stub.run_state_machine(&mut self.0);
+        let session = session.map_err(|error| broken(&error))?;
+        converse(session, &mut self.0, stream)
+    }
+}
+
+fn broken(error: &dyn std::fmt::Display) -> ServeError {
+    ServeError::Protocol(error.to_string())
+}
+
+/// Takes turns between the client and the guest.
+fn converse<'g>(
+    mut session: Session<'_, 'g>,
+    debugger: &mut Debugger<'g>,
+    stream: UnixStream,
+) -> Result<End, ServeError> {
+    let mut input = Input::new(&stream);
+    let waiter = debugger.breakpoints.waiter();
+    let machine = debugger.process.guest().machine();
+    let ended = Arc::new(AtomicBool::new(false));
+    let at_end = ended.clone();
+    let _watch = machine.watch_end(move || {
+        at_end.store(true, Ordering::SeqCst);
+    });
+    loop {
+        session = match session {
+            GdbStubStateMachine::Idle(idle) => {
+                while !ended.load(Ordering::SeqCst) && input.wait(&waiter) == Woken::Drain {}
+                if ended.load(Ordering::SeqCst) {
+                    return Ok(End::MachineEnded);
+                }
+                let Some(byte) = input.next()? else {
+                    return Ok(End::Left);
+                };
+                idle.incoming_data(debugger, byte)
+                    .map_err(|error| broken(&error))?
+            }
+            GdbStubStateMachine::Running(running) => {
+                if let Some(reason) = debugger.next_stop() {
+                    let end = end_of(&reason);
+                    let told = running.report_stop(debugger, reason);
+                    session = told.map_err(|error| broken(&error))?;
+                    if let Some(end) = end {
+                        return Ok(end);
+                    }
+                    continue;
+                }
+                debugger.go_on();
+                let woken = input.wait(&waiter);
+                debugger.breakpoints.follow_up();
+                if ended.load(Ordering::SeqCst) {
+                    let reason = MultiThreadStopReason::Exited(0);
+                    let told = running.report_stop(debugger, reason);
+                    told.map_err(|error| broken(&error))?;
+                    return Ok(End::MachineEnded);
+                }
+                match woken {
+                    Woken::Drain => GdbStubStateMachine::Running(running),
+                    Woken::Stream => {
+                        let Some(byte) = input.next()? else {
+                            return Ok(End::Left);
+                        };
+                        running
+                            .incoming_data(debugger, byte)
+                            .map_err(|error| broken(&error))?
+                    }
+                }
+            }
+            GdbStubStateMachine::CtrlCInterrupt(interrupted) => {
+                let reason = debugger.interrupt();
+                interrupted
+                    .interrupt_handled(debugger, Some(reason))
+                    .map_err(|error| broken(&error))?
+            }
+            GdbStubStateMachine::Disconnected(left) => {
+                return Ok(match left.get_reason() {
+                    DisconnectReason::TargetExited(code) => End::Exited(code),
+                    DisconnectReason::TargetTerminated(signal) => End::Killed(signal.0),
+                    DisconnectReason::Disconnect | DisconnectReason::Kill => End::Left,
+                });
+            }
+        };
+    }
+}
+
+/// Returns the end of the session that follows a report.
+fn end_of(reason: &MultiThreadStopReason<u64>) -> Option<End> {
+    match reason {
+        MultiThreadStopReason::Exited(code) => Some(End::Exited(*code)),
+        MultiThreadStopReason::Terminated(signal) => Some(End::Killed(signal.0)),
+        _ => None,
+    }
+}
+
+/// Bytes of the client, read as they come.
+struct Input<'s> {
+    stream: &'s UnixStream,
+    bytes: VecDeque<u8>,
+}
+
+impl<'s> Input<'s> {
+    fn new(stream: &'s UnixStream) -> Self {
+        let bytes = VecDeque::new();
+        Self { stream, bytes }
+    }
+
+    /// Waits until there is a byte, or the end of them, or something else to do.
+    fn wait(&self, waiter: &Waiter) -> Woken {
+        match self.bytes.is_empty() {
+            true => waiter.wait(Some(WatchedStream::until_request(self.stream))),
+            false => Woken::Stream,
+        }
+    }
+
+    /// Returns the next byte, which is waited for. `None` once the client has left.
+    fn next(&mut self) -> io::Result<Option<u8>> {
+        let mut piece = [0; PIECE];
+        while self.bytes.is_empty() {
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Ok(None),
+                Ok(read) => self.bytes.extend(piece.get(..read).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.bytes.pop_front())
+    }
+}

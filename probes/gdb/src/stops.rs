@@ -1,0 +1,104 @@
+//! Hits that hold the machine until the debugger has reported them.
+//!
+//! A hit's program runs on the thread of a vCPU, which parks before its instruction. There is at
+//! most one hit a vCPU, so the queue is bounded. Each has its hold: the machine goes on when the
+//! last one is dropped.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use parking_lot::Mutex;
+use probes::engine::{HitOutcome, ProbeHit, Program};
+use vmm::machine::Paused;
+
+/// The cause of a stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A breakpoint of the client.
+    Breakpoint,
+    /// The end of a step.
+    Step,
+    /// A signal is about to be delivered.
+    Signal,
+    /// A thread begins to exit.
+    Exit,
+}
+
+/// A hit that waits to be reported.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    pub(crate) cause: Cause,
+    /// The number of the thread.
+    pub(crate) thread: i32,
+    /// The address of the instruction, of the program or the kernel.
+    pub(crate) address: u64,
+    /// The first argument of the kernel's function or tracepoint.
+    pub(crate) argument: u64,
+    /// Keeps the machine paused.
+    pub(crate) hold: Option<Paused>,
+}
+
+/// The hits that wait, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Stops {
+    waiting: Mutex<VecDeque<Stop>>,
+    /// The thread that alone may go on, or 0.
+    alone: AtomicI32,
+}
+
+impl Stops {
+    /// Returns the oldest hit.
+    pub(crate) fn next(&self) -> Option<Stop> {
+        self.waiting.lock().pop_front()
+    }
+
+    /// Lets one thread alone pass the process's breakpoints, or all. The others stay at those that
+    /// they reach.
+    pub(crate) fn let_alone(&self, thread: Option<i32>) {
+        self.alone
+            .store(thread.unwrap_or_default(), Ordering::SeqCst);
+    }
+
+    /// Forgets all hits, and lets the machine go on.
+    pub(crate) fn clear(&self) {
+        // Dropped without the lock, which the vCPU threads take.
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        drop(waiting);
+    }
+}
+
+/// The program of all probes of a debugger: it holds the machine.
+pub(crate) struct Holder {
+    pub(crate) cause: Cause,
+    pub(crate) stops: Arc<Stops>,
+}
+
+impl Program for Holder {
+    fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome {
+        let Some(thread) = hit.thread().and_then(|thread| i32::try_from(thread).ok()) else {
+            return HitOutcome::Filtered;
+        };
+        let alone = self.stops.alone.load(Ordering::SeqCst);
+        if self.cause == Cause::Breakpoint && alone != 0 {
+            if thread != alone {
+                hit.retry();
+            }
+            return HitOutcome::Filtered;
+        }
+        let stop = Stop {
+            cause: self.cause,
+            thread,
+            address: hit.registers().rip,
+            argument: hit.arguments().first().copied().unwrap_or_default(),
+            hold: hit.hold_here(),
+        };
+        self.stops.waiting.lock().push_back(stop);
+        hit.wake();
+        HitOutcome::Accepted
+    }
+
+    fn may_hold(&self) -> bool {
+        true
+    }
+}
