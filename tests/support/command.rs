@@ -92,6 +92,16 @@ impl World {
     /// # Panics
     /// If it cannot be started.
     pub fn start<I: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = I>) -> Running {
+        let mut command = self.command();
+        command.args(words);
+        self.spawn(&mut command)
+    }
+
+    /// Starts any command, in the same way.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> Running {
         let kept = tempfile::Builder::new()
             .prefix("output")
             .tempdir_in(self.folder.path());
@@ -102,13 +112,10 @@ impl World {
         let (stdout, stderr) = (kept.join("stdout"), kept.join("stderr"));
         let file =
             |path: &Path| File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let child = self
-            .command()
-            .args(words)
-            .stdout(file(&stdout))
-            .stderr(file(&stderr))
+        command.stdout(file(&stdout)).stderr(file(&stderr));
+        let child = command
             .spawn()
-            .unwrap_or_else(|e| panic!("exotrace: {e}"));
+            .unwrap_or_else(|e| panic!("{command:?}: {e}"));
         Running {
             child,
             stdout,

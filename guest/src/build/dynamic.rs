@@ -15,12 +15,16 @@ use crate::cache::{Cache, failed};
 use crate::progress::Progress;
 
 /// The name and source of each program.
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
     ("workers", include_str!("../../programs/dynamic/workers.c")),
     ("allocs", include_str!("../../programs/dynamic/allocs.c")),
     ("statics", include_str!("../../programs/dynamic/statics.c")),
     ("throws", include_str!("../../programs/dynamic/throws.c")),
     ("states", include_str!("../../programs/dynamic/states.c")),
+    (
+        "debugged",
+        include_str!("../../programs/dynamic/debugged.c"),
+    ),
 ];
 /// The flags of gcc: as Debian's packages are built, symbols kept.
 const FLAGS: [&str; 6] = [

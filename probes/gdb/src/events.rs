@@ -1,20 +1,23 @@
 //! Signals and exits of the process, seen where the kernel delivers and begins them.
 //!
-//! A kernel without the tracepoint of signals runs a process through its signals without a stop.
+//! A kernel without the tracepoint of signals shows those of faults alone: it runs a process through
+//! all others without a stop.
 
 use gdbstub::common::Signal;
 use probes::name::ProbePattern;
+use probes::probe::Probe;
 use probes::provider;
 
 use crate::breakpoints::Breakpoints;
-use crate::process::Process;
+use crate::process::{DebugError, Process};
 use crate::stops::Cause;
 
-/// The places in the kernel, and the causes of the stops there.
-const PLACES: [(&str, Cause); 2] = [
-    ("tracepoint:signal:signal_deliver", Cause::Signal),
-    ("kprobe:do_exit:entry", Cause::Exit),
-];
+/// The tracepoint of get_signal(), where a signal is taken from those that wait.
+const DELIVERED: &str = "tracepoint:signal:signal_deliver";
+/// The function that sends a thread the signal for a fault of its own.
+const FAULTED: &str = "kprobe:force_sig_info_to_task:entry";
+/// The function by which a thread ends.
+const EXITS: &str = "kprobe:do_exit:entry";
 /// GDB's numbers of Linux's signals 1 to 31 (include/gdb/signals.def of GDB); 143 is an unknown one.
 const SIGNALS: [u8; 31] = [
     1, 2, 3, 4, 5, 6, 10, 8, 9, 30, 11, 31, 13, 14, 15, 143, 20, 19, 17, 18, 21, 22, 16, 24, 25,
@@ -28,35 +31,45 @@ const REAL_TIME: [(u64, u8); 3] = [(64, 78), (33, 45), (32, 77)];
 
 /// Stops the process at its signals and at the exit of its threads. Returns one sentence for each
 /// event that cannot be seen.
-pub(crate) fn watch(process: &Process<'_>, breakpoints: &mut Breakpoints) -> Vec<String> {
-    let mut lost = Vec::new();
-    for (place, cause) in PLACES {
-        let pattern = match ProbePattern::parse(place) {
-            Ok(pattern) => pattern,
-            Err(error) => {
-                lost.push(format!("{place}: {error}"));
-                continue;
-            }
-        };
-        let probes = match provider::find(process.guest(), &pattern) {
-            Ok(probes) => probes,
-            Err(error) => {
-                lost.push(error.to_string());
-                continue;
-            }
-        };
+///
+/// # Errors
+/// If a trap cannot be armed.
+pub(crate) fn watch(
+    process: &Process<'_>,
+    breakpoints: &mut Breakpoints,
+) -> Result<Vec<String>, DebugError> {
+    let mut unseen = Vec::new();
+    let mut hold = |place, cause| -> Result<bool, DebugError> {
+        let probes = find(process, place);
         for probe in &probes {
-            if let Err(error) = breakpoints.hold_at(probe, None, cause) {
-                lost.push(format!("{place}: {error}"));
-            }
+            breakpoints.hold_at(probe, None, cause)?;
         }
+        Ok(!probes.is_empty())
+    };
+    if !hold(DELIVERED, Cause::Signal)? {
+        unseen.push(match hold(FAULTED, Cause::Fault)? {
+            true => "only the signals of faults are seen: the guest's kernel has no tracepoint signal:signal_deliver",
+            false => "no signal is seen: the guest's kernel has no tracepoint signal:signal_deliver",
+        });
     }
-    lost
+    if !hold(EXITS, Cause::Exit)? {
+        unseen.push("the process's end is not seen: the guest's kernel has no function do_exit");
+    }
+    Ok(unseen.into_iter().map(str::to_owned).collect())
+}
+
+/// Returns the probes of a place in the kernel, or none.
+fn find(process: &Process<'_>, place: &str) -> Vec<Probe> {
+    let pattern = ProbePattern::parse(place).ok();
+    let probes = pattern.map(|pattern| provider::find(process.guest(), &pattern));
+    probes.and_then(Result::ok).unwrap_or_default()
 }
 
 /// Returns GDB's number of a signal of Linux.
 pub(crate) fn signal(number: u64) -> Signal {
-    let usual = number.checked_sub(1).and_then(|at| usize::try_from(at).ok());
+    let usual = number
+        .checked_sub(1)
+        .and_then(|at| usize::try_from(at).ok());
     let usual = usual.and_then(|at| SIGNALS.get(at)).copied();
     let real_time = || {
         let (first, from) = REAL_TIME.iter().find(|(first, _)| number >= *first)?;

@@ -34,13 +34,22 @@ pub(crate) struct Files {
     last: u32,
 }
 
-/// Returns the name below `/proc/PID`, whatever the number: the client sees one process only.
+/// Returns the name below `/proc/PID` or `/proc/PID/task/TID`, whatever the numbers: the client sees
+/// one process only.
 fn of_proc(path: &[u8]) -> Option<&[u8]> {
-    let rest = path.strip_prefix(b"/proc/")?;
-    let end = rest.iter().position(|byte| *byte == b'/')?;
-    let (number, name) = rest.split_at(end);
-    let is_process = number == b"self" || number.iter().all(u8::is_ascii_digit);
-    name.get(1..).filter(|_| is_process)
+    let name = below_number(path.strip_prefix(b"/proc/")?)?;
+    match name.strip_prefix(b"task/") {
+        Some(thread) => below_number(thread),
+        None => Some(name),
+    }
+}
+
+/// Returns what stands behind a number and a slash.
+fn below_number(path: &[u8]) -> Option<&[u8]> {
+    let end = path.iter().position(|byte| *byte == b'/')?;
+    let (number, name) = path.split_at(end);
+    let is_number = number == b"self" || number.iter().all(u8::is_ascii_digit);
+    name.get(1..).filter(|_| is_number)
 }
 
 /// Makes or finds the file at a path.
@@ -229,6 +238,7 @@ mod tests {
         for (path, name) in [
             (&b"/proc/1/maps"[..], Some(&b"maps"[..])),
             (b"/proc/22/exe", Some(b"exe")),
+            (b"/proc/1/task/22/maps", Some(b"maps")),
             (b"/proc/self/auxv", Some(b"auxv")),
             (b"/proc/cpuinfo", None),
             (b"/proc/fs/maps", None),

@@ -102,10 +102,7 @@ impl<'g> Process<'g> {
     }
 
     /// Returns an answer about the process of the paused guest.
-    fn ask<T>(
-        &self,
-        ask: impl FnOnce(&PausedSystem<'_>, &TaskInfo) -> T,
-    ) -> Result<T, DebugError> {
+    fn ask<T>(&self, ask: impl FnOnce(&PausedSystem<'_>, &TaskInfo) -> T) -> Result<T, DebugError> {
         self.look(|look| {
             let task = look.process(self.pid)?.ok().flatten();
             let task = task.ok_or(DebugError::NoProcess { pid: self.pid })?;
@@ -215,15 +212,16 @@ impl<'g> Process<'g> {
         self.ask(|look, task| {
             let areas = areas_of(look, task);
             let area = areas.iter().find(|area| area.area.contains(address));
-            let area = area.filter(|area| {
-                area.area.file.is_some() && area.area.flags.has(VmaFlags::EXEC)
-            });
+            let area =
+                area.filter(|area| area.area.file.is_some() && area.area.flags.has(VmaFlags::EXEC));
             let offset = area.and_then(|area| place_in_file(&area.area, address));
             let Some((area, offset)) = area.zip(offset) else {
                 return Ok(None);
             };
             let unpatched = |gpa: Gpa, part: &mut [u8]| self.unpatched(gpa, part);
-            Ok(uprobe::point(look, self.pid, &area.name, offset, &unpatched)?)
+            Ok(uprobe::point(
+                look, self.pid, &area.name, offset, &unpatched,
+            )?)
         })?
     }
 

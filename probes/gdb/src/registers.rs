@@ -130,9 +130,7 @@ mod tests {
     fn registers_are_sent_in_the_order_and_sizes_of_the_description() {
         let words: Vec<u64> = (0..18).map(|word| 0x1111_0000 + word).collect();
         let saved = SavedRegisters {
-            general: introspect::x86_64::GeneralRegisters::from_words(
-                words.try_into().unwrap(),
-            ),
+            general: introspect::x86_64::GeneralRegisters::from_words(words.try_into().unwrap()),
             cs: 0x33,
             orig_rax: 39,
         };

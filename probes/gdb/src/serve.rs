@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use gdbstub::conn::Connection;

@@ -25,6 +25,13 @@ pub(crate) fn successors(
     let next = instruction.next_ip();
     match instruction.flow_control() {
         _ if instruction.is_invalid() => Vec::new(),
+        _ if instruction.code() == Code::Syscall => match registers.rax {
+            RT_SIGRETURN => {
+                let at = registers.rsp.wrapping_add(SAVED_RIP);
+                read(at).into_iter().collect()
+            }
+            _ => vec![next],
+        },
         FlowControl::UnconditionalBranch | FlowControl::Call => {
             vec![instruction.near_branch_target()]
         }
@@ -41,11 +48,6 @@ pub(crate) fn successors(
                 .collect()
         }
         FlowControl::Return => read(registers.rsp).into_iter().collect(),
-        _ if instruction.code() == Code::Syscall && registers.rax == RT_SIGRETURN => {
-            read(registers.rsp.wrapping_add(SAVED_RIP))
-                .into_iter()
-                .collect()
-        }
         _ => vec![next],
     }
 }
@@ -123,12 +125,27 @@ mod tests {
             ("je next", &[0x74, 0], registers, vec![HERE + 2]),
             ("call", &[0xe8, 0, 1, 0, 0], registers, vec![HERE + 0x105]),
             ("call *%rax", &[0xff, 0xd0], registers, vec![0x40_2000]),
-            ("call *8(%rbx,%rcx,8)", &[0xff, 0x54, 0xcb, 8], registers, vec![0x60_0019]),
+            (
+                "call *8(%rbx,%rcx,8)",
+                &[0xff, 0x54, 0xcb, 8],
+                registers,
+                vec![0x60_0019],
+            ),
             ("jmp *(%rbx), unreadable", &[0xff, 0x23], registers, vec![]),
-            ("jmp *%fs:0x10", &[0x64, 0xff, 0x24, 0x25, 0x10, 0, 0, 0], registers, vec![0x7011]),
+            (
+                "jmp *%fs:0x10",
+                &[0x64, 0xff, 0x24, 0x25, 0x10, 0, 0, 0],
+                registers,
+                vec![0x7011],
+            ),
             ("ret", &[0xc3], registers, vec![0x7ffe_0001]),
             ("syscall", &[0x0f, 0x05], registers, vec![HERE + 2]),
-            ("rt_sigreturn", &[0x0f, 0x05], returning, vec![0x7ffe_0000 + SAVED_RIP + 1]),
+            (
+                "rt_sigreturn",
+                &[0x0f, 0x05],
+                returning,
+                vec![0x7ffe_0000 + SAVED_RIP + 1],
+            ),
             ("rep movsb", &[0xf3, 0xa4], registers, vec![HERE + 2]),
             ("ud2", &[0x0f, 0x0b], registers, vec![HERE + 2]),
             ("nothing", &[], registers, vec![]),

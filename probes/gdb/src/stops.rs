@@ -21,6 +21,8 @@ pub(crate) enum Cause {
     Step,
     /// A signal is about to be delivered.
     Signal,
+    /// A signal is sent to the thread for a fault of its own.
+    Fault,
     /// A thread begins to exit.
     Exit,
 }
@@ -33,7 +35,7 @@ pub(crate) struct Stop {
     pub(crate) thread: i32,
     /// The address of the instruction, of the program or the kernel.
     pub(crate) address: u64,
-    /// The first argument of the kernel's function or tracepoint.
+    /// The first argument of the kernel's function or tracepoint; of a fault, the signal.
     pub(crate) argument: u64,
     /// Keeps the machine paused.
     pub(crate) hold: Option<Paused>,
@@ -74,6 +76,22 @@ pub(crate) struct Holder {
     pub(crate) stops: Arc<Stops>,
 }
 
+impl Holder {
+    /// Returns the argument by which the stop is judged.
+    fn argument(&self, hit: &ProbeHit<'_>) -> u64 {
+        let first = hit.arguments().first().copied().unwrap_or_default();
+        if self.cause != Cause::Fault {
+            return first;
+        }
+        // The first member of `struct kernel_siginfo` (include/linux/signal_types.h): si_signo.
+        let mut number = [0; 4];
+        match hit.read(first, &mut number) {
+            true => u64::from(u32::from_le_bytes(number)),
+            false => 0,
+        }
+    }
+}
+
 impl Program for Holder {
     fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome {
         let Some(thread) = hit.thread().and_then(|thread| i32::try_from(thread).ok()) else {
@@ -90,7 +108,7 @@ impl Program for Holder {
             cause: self.cause,
             thread,
             address: hit.registers().rip,
-            argument: hit.arguments().first().copied().unwrap_or_default(),
+            argument: self.argument(hit),
             hold: hit.hold_here(),
         };
         self.stops.waiting.lock().push_back(stop);

@@ -1,5 +1,6 @@
 //! The debugger's state, and its answers to the protocol's requests.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -50,6 +51,9 @@ pub(crate) struct Debugger<'g> {
     step: Option<i32>,
     /// Whether the other threads are to stand still meanwhile.
     alone: bool,
+    /// The threads that were seen to begin their exit. The kernel marks them later: while the process
+    /// dumps core, they wait.
+    exiting: BTreeSet<i32>,
     /// The events that cannot be seen, one sentence each.
     pub(crate) unseen: Vec<String>,
 }
@@ -76,7 +80,7 @@ impl<'g> Debugger<'g> {
         let process = Process::new(guest, pid)?;
         let stops = Arc::<Stops>::default();
         let mut breakpoints = Breakpoints::new(engine, pid, stops.clone())?;
-        let unseen = events::watch(&process, &mut breakpoints);
+        let unseen = events::watch(&process, &mut breakpoints)?;
         Ok(Self {
             process,
             breakpoints,
@@ -85,6 +89,7 @@ impl<'g> Debugger<'g> {
             hold: Some(hold),
             step: None,
             alone: false,
+            exiting: BTreeSet::new(),
             unseen,
         })
     }
@@ -179,15 +184,16 @@ impl<'g> Debugger<'g> {
                 let ended = self.step == Some(stop.thread);
                 ended.then_some(MultiThreadStopReason::SignalWithThread { tid, signal })
             }
-            Cause::Signal => {
+            Cause::Signal | Cause::Fault => {
                 let signal = events::signal(stop.argument);
                 Some(MultiThreadStopReason::SignalWithThread { tid, signal })
             }
             Cause::Exit => {
+                self.exiting.insert(stop.thread);
                 let threads = self.process.threads().unwrap_or_default();
                 let is_last = threads
                     .iter()
-                    .all(|thread| thread.is_exiting || thread.number == stop.thread);
+                    .all(|thread| thread.is_exiting || self.exiting.contains(&thread.number));
                 is_last.then(|| match events::ending(stop.argument) {
                     Ending::Exited(code) => MultiThreadStopReason::Exited(code),
                     Ending::Killed(signal) => MultiThreadStopReason::Terminated(signal),
@@ -245,7 +251,10 @@ impl Target for Debugger<'_> {
 
 impl MultiThreadBase for Debugger<'_> {
     fn read_registers(&mut self, regs: &mut UserRegisters, tid: Tid) -> TargetResult<(), Self> {
-        *regs = self.process.registers(number(tid)).map_err(TargetError::Fatal)?;
+        *regs = self
+            .process
+            .registers(number(tid))
+            .map_err(TargetError::Fatal)?;
         Ok(())
     }
 
@@ -362,7 +371,10 @@ impl ExecFile for Debugger<'_> {
 
 impl Auxv for Debugger<'_> {
     fn get_auxv(&self, offset: u64, length: usize, buf: &mut [u8]) -> TargetResult<usize, Self> {
-        let vector = self.process.auxiliary_vector().map_err(TargetError::Fatal)?;
+        let vector = self
+            .process
+            .auxiliary_vector()
+            .map_err(TargetError::Fatal)?;
         Ok(part(&vector, offset, length, buf))
     }
 }

@@ -1,0 +1,189 @@
+//! gdb(1) on a process of a guest, as a user runs it. Its scripts and what it has to print are data.
+
+use std::process::{Command, Stdio};
+
+use support::command::{Running, World, executable, words};
+use support::host;
+use support::shell::{COMMAND_LIMIT, snapshot_folder};
+
+/// The commands before all others: gdb asks nobody, and looks for nothing elsewhere.
+const QUIET: [&str; 6] = [
+    "set pagination off",
+    "set confirm off",
+    "set width 0",
+    "set debuginfod enabled off",
+    "set auto-load off",
+    "set remotetimeout 60",
+];
+
+/// Commands of a session and what gdb prints for each: parts of lines, in this order.
+type Session = &'static [(&'static str, &'static [&'static str])];
+
+const LOOKS: Session = &[
+    ("info threads", &["debugged (", "debugged (", "debugged ("]),
+    ("bt", &[" in main ()"]),
+    ("info proc mappings", &["r-xp   /bin/debugged", "[stack]"]),
+    (
+        "info sharedlibrary",
+        &["target:/lib/x86_64-linux-gnu/libc.so.6"],
+    ),
+    ("break count_one if $rdi == 1", &["Breakpoint 1 at"]),
+    ("continue", &["Breakpoint 1, ", " in count_one ()"]),
+    ("print $rdi", &["= 1"]),
+    ("bt", &[" in count_one ()", " in count ()"]),
+    ("stepi", &[" in count_one ()"]),
+    ("stepi", &[" in count_one ()"]),
+    ("finish", &[" in count ()"]),
+    ("delete", &[]),
+    ("tbreak count_one", &["Temporary breakpoint 2 at"]),
+    (
+        "continue",
+        &["Temporary breakpoint 2, ", " in count_one ()"],
+    ),
+    ("print *(long *)&counted >= 0", &["= 1"]),
+    ("print *(long *)16", &["Cannot access memory"]),
+    ("set var *(long *)&counted = 5", &["Cannot access memory"]),
+    ("detach", &["detached"]),
+];
+
+/// A crash is caught at its signal, with the stack of the moment.
+const CRASHES: Session = &[
+    (
+        "bt",
+        &[
+            " in fall ()",
+            " in stumble ()",
+            " in main ()",
+        ],
+    ),
+    ("print $rdi", &["= 16"]),
+    ("x/i $pc", &["(%rdi)"]),
+    (
+        "continue",
+        &["Program terminated with signal SIGSEGV, Segmentation fault."],
+    ),
+];
+
+/// Starts gdb, attached to a process by the command.
+fn gdb(world: &World, process: &str) -> Running {
+    let mut gdb = Command::new("gdb");
+    gdb.env("XDG_RUNTIME_DIR", world.path("run"))
+        .env("HOME", world.path(""))
+        .args(["-q", "-nx"]);
+    for command in QUIET {
+        gdb.args(["-ex", command]);
+    }
+    let executable = executable();
+    let attach = format!("target remote | {} gdb -p {process}", executable.display());
+    gdb.args(["-ex", &attach, "-ex", "echo attached\\n"]);
+    let mut gdb = world.spawn(gdb.stdin(Stdio::piped()));
+    gdb.wait_until("debugger", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("attached\n")
+    });
+    gdb
+}
+
+/// Types a command, waits until gdb is done with it, and returns its output.
+fn ask(gdb: &mut Running, command: &str) -> String {
+    let before = [gdb.printed().0.len(), gdb.printed().1.len()];
+    gdb.type_line(command);
+    gdb.type_line("echo done\\n");
+    let is_done = |stdout: &str, _: &str| stdout[before[0]..].contains("done\n");
+    gdb.wait_until(command, COMMAND_LIMIT, is_done);
+    let (stdout, stderr) = gdb.printed();
+    format!("{}{}", &stdout[before[0]..], &stderr[before[1]..])
+}
+
+/// Checks that gdb prints the parts for each command.
+fn talk(gdb: &mut Running, session: Session) {
+    for (command, parts) in session {
+        let printed = ask(gdb, command);
+        let mut rest = printed.as_str();
+        for part in *parts {
+            let Some(at) = rest.find(part) else {
+                panic!("{command}: no {part:?} in its place:\n{printed}")
+            };
+            rest = &rest[at + part.len()..];
+        }
+    }
+}
+
+#[test]
+fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name g --restore");
+    line.push(snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.type_line("mkfifo /tmp/line; debugged < /tmp/line & exec 3> /tmp/line");
+    machine.wait_until("program", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("debugged: ")
+    });
+
+    let mut first = gdb(&world, "debugged");
+    talk(&mut first, LOOKS);
+    first.type_line("quit");
+    assert_eq!(first.finish(COMMAND_LIMIT).status, 0);
+
+    // The guest runs on, and stands still for the next debugger until that lets it go on.
+    let mut second = gdb(&world, "debugged");
+    second.type_line("continue");
+    machine.type_line("echo >&3");
+    second.wait_until("crash", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains(" received signal SIGSEGV, Segmentation fault.")
+    });
+    talk(&mut second, CRASHES);
+    second.type_line("quit");
+    assert_eq!(second.finish(COMMAND_LIMIT).status, 0);
+    machine.type_line("echo still=$((6*7))");
+    machine.wait_until("shell", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("still=42")
+    });
+    world.stop("g", machine);
+}
+
+#[test]
+fn a_process_that_is_none_is_told_and_a_debugger_that_breaks_off_leaves_the_guest_running() {
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name g --restore");
+    line.push(snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+        let vms = world.run(words("vms"), COMMAND_LIMIT);
+        vms.stdout.contains("g ")
+    });
+    for (process, told) in [
+        ("9999", "the guest has no process 9999; see ps"),
+        (
+            "2",
+            "2 is a thread of the kernel, which has no program to debug",
+        ),
+        (
+            "nobody",
+            "the guest has no process called \"nobody\"; see ps",
+        ),
+    ] {
+        let ended = world.run(words(&format!("gdb -p {process}")), COMMAND_LIMIT);
+        assert_eq!((ended.status, ended.stdout.as_str()), (1, ""), "{ended:?}");
+        assert!(ended.stderr.contains(told), "{ended:?}");
+    }
+    // No packet, half a packet, a packet that is none, and one with a wrong sum.
+    for said in [
+        "hello",
+        "$vCont;c",
+        "$vCont;c:p1.-1#99",
+        "$X#58",
+        "\u{3}",
+        "$m0,ffffffff#fc",
+    ] {
+        let mut nonsense = world.start(words("gdb -p 1"));
+        nonsense.type_line(said);
+        drop(nonsense);
+        machine.type_line(&format!("echo {}", "after=$((6*7))"));
+    }
+    machine.wait_until("shell", COMMAND_LIMIT, |stdout, _| {
+        stdout.matches("after=42").count() == 6
+    });
+    world.stop("g", machine);
+}
