@@ -40,6 +40,24 @@ const LOOKS: Session = &[
         "continue",
         &["Temporary breakpoint 2, ", " in count_one ()"],
     ),
+    ("delete", &[]),
+    (
+        "catch syscall clock_nanosleep",
+        &["Catchpoint 3 (syscall 'clock_nanosleep' [230])"],
+    ),
+    ("set $me = $_thread", &[]),
+    ("condition 3 $_thread == $me", &[]),
+    (
+        "continue",
+        &["Catchpoint 3 (call to syscall clock_nanosleep)"],
+    ),
+    ("print $orig_rax", &["= 230"]),
+    (
+        "continue",
+        &["Catchpoint 3 (returned from syscall clock_nanosleep)"],
+    ),
+    ("print $rax", &["= 0"]),
+    ("delete", &[]),
     ("print *(long *)&counted >= 0", &["= 1"]),
     ("print *(long *)16", &["Cannot access memory"]),
     ("set var *(long *)&counted = 5", &["Cannot access memory"]),
@@ -48,14 +66,7 @@ const LOOKS: Session = &[
 
 /// A crash is caught at its signal, with the stack of the moment.
 const CRASHES: Session = &[
-    (
-        "bt",
-        &[
-            " in fall ()",
-            " in stumble ()",
-            " in main ()",
-        ],
-    ),
+    ("bt", &[" in fall ()", " in stumble ()", " in main ()"]),
     ("print $rdi", &["= 16"]),
     ("x/i $pc", &["(%rdi)"]),
     (

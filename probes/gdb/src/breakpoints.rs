@@ -3,12 +3,14 @@
 //! A client takes its breakpoints out at each stop, and puts them back before it goes on. A
 //! breakpoint that was taken out therefore stays armed until the guest goes on without it. While
 //! one thread steps and the client wants the others to stand still, they may reach such a
-//! breakpoint; that hit waits, and is reported if the breakpoint is there again.
+//! breakpoint. They stay there until it is in place again, or gone. System calls that the client
+//! catches are taken out and put back in the same way.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use probes::engine::{Engine, Filter, Match, RingSize, Session, Waiter};
+use probes::probe::Probe;
 
 use crate::process::{DebugError, Process};
 use crate::stops::{Cause, Holder, Stops};
@@ -35,6 +37,17 @@ pub(crate) struct Breakpoints {
     armed: BTreeMap<u64, Armed>,
     /// The probes at which the step in progress ends.
     step: Vec<u32>,
+    /// The system calls that are armed.
+    calls: Option<Calls>,
+}
+
+/// System calls that are armed.
+struct Calls {
+    /// Their numbers; `None` for all.
+    numbers: Option<Vec<u64>>,
+    probes: Vec<u32>,
+    /// Whether the client wants them now.
+    wanted: bool,
 }
 
 impl Breakpoints {
@@ -46,6 +59,7 @@ impl Breakpoints {
             process: u32::try_from(pid).unwrap_or_default(),
             armed: BTreeMap::new(),
             step: Vec::new(),
+            calls: None,
         })
     }
 
@@ -75,7 +89,7 @@ impl Breakpoints {
     /// If a trap cannot be armed.
     pub(crate) fn hold_at(
         &mut self,
-        probe: &probes::probe::Probe,
+        probe: &Probe,
         thread: Option<i32>,
         cause: Cause,
     ) -> Result<u32, DebugError> {
@@ -122,8 +136,11 @@ impl Breakpoints {
         self.armed.get(&address).is_some_and(|armed| armed.wanted)
     }
 
-    /// Disarms the breakpoints that were taken out.
+    /// Disarms the breakpoints and system calls that were taken out.
     pub(crate) fn settle(&mut self) {
+        if self.calls.as_ref().is_some_and(|calls| !calls.wanted) {
+            self.drop_calls();
+        }
         let session = &mut self.session;
         self.armed.retain(|_, armed| {
             if !armed.wanted {
@@ -151,6 +168,53 @@ impl Breakpoints {
             }
         }
         Ok(!self.step.is_empty())
+    }
+
+    /// Stops the process at these system calls, or at all. `probes` are theirs, with the causes of
+    /// their stops; they are asked for if the calls are not armed yet.
+    pub(crate) fn catch_calls(
+        &mut self,
+        numbers: Option<Vec<u64>>,
+        probes: impl FnOnce(Option<&[u64]>) -> Vec<(Probe, Cause)>,
+    ) {
+        match &mut self.calls {
+            // A call that has begun is forgotten with its probe, so its return would be missed.
+            Some(calls) if calls.numbers == numbers => calls.wanted = true,
+            _ => {
+                self.drop_calls();
+                let mut armed = Vec::new();
+                for (probe, cause) in probes(numbers.as_deref()) {
+                    match self.hold_at(&probe, None, cause) {
+                        Ok(probe) => armed.push(probe),
+                        Err(error) => log::info!("{} is not caught: {error}", probe.name),
+                    }
+                }
+                self.calls = Some(Calls {
+                    numbers,
+                    probes: armed,
+                    wanted: true,
+                });
+            }
+        }
+    }
+
+    /// Stops the process at no system call.
+    pub(crate) fn release_calls(&mut self) {
+        if let Some(calls) = &mut self.calls {
+            calls.wanted = false;
+        }
+    }
+
+    /// Checks whether the client wants system calls.
+    pub(crate) fn wants_calls(&self) -> bool {
+        self.calls.as_ref().is_some_and(|calls| calls.wanted)
+    }
+
+    fn drop_calls(&mut self) {
+        let calls = self.calls.take();
+        for probe in calls.map_or_else(Vec::new, |calls| calls.probes) {
+            self.session.disable(probe);
+        }
     }
 
     /// Forgets the step in progress.

@@ -17,6 +17,7 @@
 //! | `stops` | the hits that wait to be reported, each with its hold of the machine |
 //! | `step` | the instructions that may follow one |
 //! | `events` | signals and exits of the process |
+//! | `syscalls` | stops at system calls |
 //! | `files` | files of the guest for the client |
 
 mod breakpoints;
@@ -27,6 +28,7 @@ mod registers;
 mod serve;
 mod step;
 mod stops;
+mod syscalls;
 mod target;
 
 pub use process::DebugError;

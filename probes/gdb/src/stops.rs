@@ -25,6 +25,8 @@ pub(crate) enum Cause {
     Fault,
     /// A thread begins to exit.
     Exit,
+    /// A thread enters a system call, or returns from it.
+    SystemCall { number: u32, returns: bool },
 }
 
 /// A hit that waits to be reported.
@@ -37,6 +39,8 @@ pub(crate) struct Stop {
     pub(crate) address: u64,
     /// The first argument of the kernel's function or tracepoint; of a fault, the signal.
     pub(crate) argument: u64,
+    /// The result of the system call, at its return.
+    pub(crate) returned: Option<u64>,
     /// Keeps the machine paused.
     pub(crate) hold: Option<Paused>,
 }
@@ -109,6 +113,7 @@ impl Program for Holder {
             thread,
             address: hit.registers().rip,
             argument: self.argument(hit),
+            returned: hit.returned(),
             hold: hit.hold_here(),
         };
         self.stops.waiting.lock().push_back(stop);

@@ -15,6 +15,7 @@ use gdbstub::target::ext::base::multithread::{
 use gdbstub::target::ext::breakpoints::{
     Breakpoints as BreakpointRequests, BreakpointsOps, SwBreakpoint, SwBreakpointOps,
 };
+use gdbstub::target::ext::catch_syscalls::{CatchSyscallPosition, CatchSyscallsOps};
 use gdbstub::target::ext::exec_file::{ExecFile, ExecFileOps};
 use gdbstub::target::ext::host_io::HostIoOps;
 use gdbstub::target::ext::thread_extra_info::{ThreadExtraInfo, ThreadExtraInfoOps};
@@ -54,6 +55,9 @@ pub(crate) struct Debugger<'g> {
     /// The threads that were seen to begin their exit. The kernel marks them later: while the process
     /// dumps core, they wait.
     exiting: BTreeSet<i32>,
+    /// The thread that has stopped at the return of a system call, and the result, which the kernel
+    /// has not put into its registers yet.
+    returned: Option<(i32, u64)>,
     /// The events that cannot be seen, one sentence each.
     pub(crate) unseen: Vec<String>,
 }
@@ -90,6 +94,7 @@ impl<'g> Debugger<'g> {
             step: None,
             alone: false,
             exiting: BTreeSet::new(),
+            returned: None,
             unseen,
         })
     }
@@ -155,7 +160,9 @@ impl<'g> Debugger<'g> {
             let Some(reason) = self.judge(&stop) else {
                 continue;
             };
+            let returned = stop.returned;
             self.stand_still(stop.hold);
+            self.returned = returned.map(|result| (stop.thread, result));
             return Some(reason);
         }
         None
@@ -169,6 +176,7 @@ impl<'g> Debugger<'g> {
         self.breakpoints.end_step();
         self.step = None;
         self.alone = false;
+        self.returned = None;
     }
 
     /// Returns the report of a hit; `None` if the client does not want it.
@@ -197,6 +205,18 @@ impl<'g> Debugger<'g> {
                 is_last.then(|| match events::ending(stop.argument) {
                     Ending::Exited(code) => MultiThreadStopReason::Exited(code),
                     Ending::Killed(signal) => MultiThreadStopReason::Terminated(signal),
+                })
+            }
+            Cause::SystemCall { .. } if !self.breakpoints.wants_calls() => None,
+            Cause::SystemCall { number, returns } => {
+                let position = match returns {
+                    true => CatchSyscallPosition::Return,
+                    false => CatchSyscallPosition::Entry,
+                };
+                Some(MultiThreadStopReason::CatchSyscall {
+                    tid: Some(tid),
+                    number: u64::from(number),
+                    position,
                 })
             }
         }
@@ -236,6 +256,10 @@ impl Target for Debugger<'_> {
         Some(self)
     }
 
+    fn support_catch_syscalls(&mut self) -> Option<CatchSyscallsOps<'_, Self>> {
+        Some(self)
+    }
+
     fn support_exec_file(&mut self) -> Option<ExecFileOps<'_, Self>> {
         Some(self)
     }
@@ -251,10 +275,14 @@ impl Target for Debugger<'_> {
 
 impl MultiThreadBase for Debugger<'_> {
     fn read_registers(&mut self, regs: &mut UserRegisters, tid: Tid) -> TargetResult<(), Self> {
-        *regs = self
-            .process
-            .registers(number(tid))
-            .map_err(TargetError::Fatal)?;
+        let thread = number(tid);
+        let registers = self.process.registers(thread);
+        *regs = registers.map_err(TargetError::Fatal)?;
+        if let (Some(saved), Some((returned, result))) = (&mut regs.saved, self.returned)
+            && returned == thread
+        {
+            saved.general.rax = result;
+        }
         Ok(())
     }
 
