@@ -320,7 +320,7 @@ In gdb: target remote | exotrace gdb -p 22
 In lldb, with --listen /run/gdb.socket: process connect unix-connect:///run/gdb.socket
 
 The whole machine stands still while the debugger holds the process. Programs and libraries are read from the guest's memory. The guest is \
-not changed: registers and memory cannot be written.")]
+not changed without --write.")]
 pub struct Gdb {
     /// The machine
     #[command(flatten)]
@@ -332,6 +332,9 @@ pub struct Gdb {
     /// output
     #[arg(long, value_name = "SOCKET")]
     pub listen: Option<PathBuf>,
+    /// Let the debugger change registers and memory of the process
+    #[arg(long)]
+    pub write: bool,
 }
 
 /// Options of `list`.

@@ -64,6 +64,27 @@ const LOOKS: Session = &[
     ("detach", &["detached"]),
 ];
 
+/// Registers and memory are changed.
+const CHANGES: Session = &[
+    ("tbreak count_one if $rdi == 0", &["Temporary breakpoint 1"]),
+    (
+        "continue",
+        &["Temporary breakpoint 1, ", " in count_one ()"],
+    ),
+    ("print $mxcsr", &["= 8064"]),
+    ("print $ftag", &["= 65535"]),
+    ("set var *(long *)&counted = 1000", &[]),
+    ("print *(long *)&counted", &["= 1000"]),
+    ("set var $rsi = 1", &[]),
+    ("finish", &[" in count ()"]),
+    ("print $rax", &["= 1001"]),
+    (
+        "set var *(char *)count_one = 0xc3",
+        &["Cannot access memory"],
+    ),
+    ("detach", &["detached"]),
+];
+
 /// A crash is caught at its signal, with the stack of the moment.
 const CRASHES: Session = &[
     ("bt", &[" in fall ()", " in stumble ()", " in main ()"]),
@@ -76,7 +97,7 @@ const CRASHES: Session = &[
 ];
 
 /// Starts gdb, attached to a process by the command.
-fn gdb(world: &World, process: &str) -> Running {
+fn gdb(world: &World, options: &str) -> Running {
     let mut gdb = Command::new("gdb");
     gdb.env("XDG_RUNTIME_DIR", world.path("run"))
         .env("HOME", world.path(""))
@@ -85,7 +106,7 @@ fn gdb(world: &World, process: &str) -> Running {
         gdb.args(["-ex", command]);
     }
     let executable = executable();
-    let attach = format!("target remote | {} gdb -p {process}", executable.display());
+    let attach = format!("target remote | {} gdb {options}", executable.display());
     gdb.args(["-ex", &attach, "-ex", "echo attached\\n"]);
     let mut gdb = world.spawn(gdb.stdin(Stdio::piped()));
     gdb.wait_until("debugger", COMMAND_LIMIT, |stdout, _| {
@@ -131,13 +152,27 @@ fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
         stdout.contains("debugged: ")
     });
 
-    let mut first = gdb(&world, "debugged");
+    let mut first = gdb(&world, "-p debugged");
     talk(&mut first, LOOKS);
     first.type_line("quit");
     assert_eq!(first.finish(COMMAND_LIMIT).status, 0);
 
+    let changes = || {
+        let stat = world.run(words("stat --vm g"), COMMAND_LIMIT).stdout;
+        let line = stat
+            .lines()
+            .find(|line| line.starts_with("changes by debuggers"));
+        line.and_then(|line| line.split_whitespace().last()?.parse::<u64>().ok())
+    };
+    assert_eq!(changes(), Some(0));
+    let mut changing = gdb(&world, "--write -p debugged");
+    talk(&mut changing, CHANGES);
+    changing.type_line("quit");
+    assert_eq!(changing.finish(COMMAND_LIMIT).status, 0);
+    assert_eq!(changes(), Some(2));
+
     // The guest runs on, and stands still for the next debugger until that lets it go on.
-    let mut second = gdb(&world, "debugged");
+    let mut second = gdb(&world, "-p debugged");
     second.type_line("continue");
     machine.type_line("echo >&3");
     second.wait_until("crash", COMMAND_LIMIT, |stdout, _| {

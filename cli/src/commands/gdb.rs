@@ -17,6 +17,7 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
     let machine = find(args.which)?;
     let command = Command::Gdb {
         process: args.process.clone(),
+        write: args.write,
     };
     let Some(path) = args.listen else {
         if io::stdin().is_terminal() {

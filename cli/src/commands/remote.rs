@@ -200,6 +200,7 @@ pub(super) fn stat_text(stat: &Stat) -> String {
         ("traps of probes", stat.traps),
         ("guest's own int3s", stat.guest_int3),
         ("system calls repaired", stat.syscalls_repaired),
+        ("changes by debuggers", stat.changes),
     ];
     for (what, count) in counts {
         text += &format!("{what:22} {count:>12}\n");
@@ -372,6 +373,7 @@ mod tests {
             traps: 12,
             guest_int3: 13,
             syscalls_repaired: 14,
+            changes: 0,
             completed: vec![("popcnt".into(), 15)],
             refused: vec![("vaddps".into(), 2)],
             text: None,

@@ -90,6 +90,9 @@ pub enum Command {
     Gdb {
         /// The process.
         process: ProcessName,
+        /// Whether the debugger may change registers and memory.
+        #[serde(default)]
+        write: bool,
     },
     /// Press the guest's power button.
     PowerButton,
@@ -220,6 +223,9 @@ pub struct Stat {
     pub guest_int3: u64,
     /// The system calls repaired on hosts that break them.
     pub syscalls_repaired: u64,
+    /// The changes of registers and memory by debuggers.
+    #[serde(default)]
+    pub changes: u64,
     /// The instructions completed for the guest, with counts.
     pub completed: Vec<(String, u64)>,
     /// The instructions that could not be completed, with counts; the guest got #UD.
@@ -438,6 +444,7 @@ mod tests {
             traps: 2,
             guest_int3: 3,
             syscalls_repaired: 4,
+            changes: 7,
             completed: vec![("popcnt".into(), 5)],
             refused: vec![("vaddps".into(), 2)],
             text: None,

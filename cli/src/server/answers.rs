@@ -74,6 +74,7 @@ fn stat(vm: &Vm, hash: bool) -> Stat {
         traps: stats.traps,
         guest_int3: stats.guest_int3,
         syscalls_repaired: stats.syscalls_repaired,
+        changes: stats.changes,
         completed: stats.completed,
         refused: stats.refused,
         virtio: stats.virtio.iter().map(Into::into).collect(),
@@ -133,7 +134,9 @@ impl server::Machine for Arc<Vm> {
         let served = match command {
             Command::Trace(request) => crate::server::trace::serve(self, &request, stream),
             Command::Script(request) => crate::server::script::serve(self, &request, stream),
-            Command::Gdb { process } => crate::server::gdb::serve(self, &process, stream),
+            Command::Gdb { process, write } => {
+                crate::server::gdb::serve(self, &process, write, stream)
+            }
             _ => Ok(()),
         };
         if let Err(error) = served {

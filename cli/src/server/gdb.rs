@@ -27,7 +27,12 @@ impl From<DebugError> for RequestError {
 ///
 /// # Errors
 /// If the client has disconnected before it got an answer.
-pub fn serve(vm: &Arc<Vm>, process: &ProcessName, stream: UnixStream) -> io::Result<()> {
+pub fn serve(
+    vm: &Arc<Vm>,
+    process: &ProcessName,
+    write: bool,
+    stream: UnixStream,
+) -> io::Result<()> {
     let view = match vm.kernel_view() {
         Ok(view) => view,
         Err(error) => return send(&stream, &Answer::Error(error)),
@@ -35,7 +40,7 @@ pub fn serve(vm: &Arc<Vm>, process: &ProcessName, stream: UnixStream) -> io::Res
     let engine = vm.engine(&view);
     let guest = vm.traceable(&view);
     let attached = vm.inspection().pid(process).and_then(|pid| {
-        let attached = Attached::new(&guest, &engine, pid)?;
+        let attached = Attached::new(&guest, &engine, pid, write)?;
         Ok((pid, attached))
     });
     match attached {

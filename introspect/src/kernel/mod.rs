@@ -10,6 +10,7 @@ pub mod cached;
 pub mod cgroup;
 pub mod credentials;
 pub mod files;
+pub mod fpu;
 pub mod image;
 pub mod jump_label;
 pub mod kallsyms;

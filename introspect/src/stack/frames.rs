@@ -253,6 +253,16 @@ impl SavedRegisters {
         })
     }
 
+    /// Puts the general registers and the number of the system call into the bytes of a `pt_regs`.
+    pub fn store(&self, bytes: &mut [u8; Self::SIZE as usize]) {
+        let words = self.general.words();
+        let places = Self::PLACES.into_iter().chain([15]);
+        for (place, word) in places.zip(words.into_iter().chain([self.orig_rax])) {
+            let at = bytes.iter_mut().skip(place * 8);
+            at.zip(word.to_le_bytes()).for_each(|(at, byte)| *at = byte);
+        }
+    }
+
     /// Returns the registers of a CPU that is in user mode, and so in no system call.
     pub(crate) fn of_cpu(cpu: &CpuState) -> Self {
         Self {

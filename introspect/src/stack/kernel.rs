@@ -162,6 +162,16 @@ impl KernelUnwinder {
         Ok(saved.are_of_entry().then_some(saved))
     }
 
+    /// Returns the address of a task's registers, saved at its entry into the kernel, as
+    /// [`entry_registers`](Self::entry_registers) reads them.
+    ///
+    /// # Errors
+    /// If the task's stack is unknown.
+    pub fn entry_place(&self, view: MemoryView<'_>, task: Gva) -> Result<Gva, End> {
+        let stack = self.layout.task_stack(view, task)?;
+        Ok(Gva(self.layout.entry_registers(&stack)))
+    }
+
     /// Checks whether a stack pointer is on a task's own stack.
     #[must_use]
     pub fn is_on_stack(&self, view: MemoryView<'_>, task: Gva, pointer: u64) -> bool {

@@ -23,7 +23,7 @@ mod text_files;
 mod user_objects;
 
 pub use maps::{Maps, NamedArea};
-pub use process_files::ProcessFile;
+pub use process_files::{Floating, ProcessFile};
 pub use processes::Program;
 pub use stacks::ThreadStack;
 pub use symbolize::SymbolizedAddress;
@@ -38,6 +38,7 @@ use crate::kernel::btf::Btf;
 use crate::kernel::cgroup::CgroupLayout;
 use crate::kernel::credentials::CredentialsLayout;
 use crate::kernel::files::FilesLayout;
+use crate::kernel::fpu::FpuLayout;
 use crate::kernel::module_readers::ModuleReaders;
 use crate::kernel::namespaces::NamespaceLayout;
 use crate::kernel::page_cache::PageCacheLayout;
@@ -85,6 +86,8 @@ pub struct System {
     cgroups: Option<CgroupLayout>,
     files: Part<FilesLayout>,
     areas: Part<VmaLayout>,
+    /// `None` if the kernel's types do not describe it.
+    floating: Option<FpuLayout>,
     page_cache: Part<PageCacheLayout>,
     vdso: Part<VdsoLayout>,
     /// The module readers. `None` in a kernel that cannot load modules.
@@ -127,6 +130,7 @@ impl System {
             credentials: part("users", types, CredentialsLayout::new),
             cgroups: types.ok().and_then(|btf| CgroupLayout::new(btf).ok()),
             files: part("open files", types, FilesLayout::new),
+            floating: types.ok().and_then(|btf| FpuLayout::new(btf).ok()),
             areas: part("mappings", types, |btf| VmaLayout::new(btf, &symbols)),
             page_cache: part("the page cache", types, |btf| {
                 PageCacheLayout::new(btf, &symbols)

@@ -4,10 +4,11 @@
 use std::fmt;
 
 use super::{PausedSystem, Unavailable, known};
-use crate::Gpa;
+use crate::kernel::fpu::FXSAVE;
 use crate::kernel::page_cache::CachedFile;
 use crate::kernel::task_list::TaskInfo;
 use crate::x86_64::PAGE;
+use crate::{CpuRegisters, Gpa};
 
 /// The maximum number of names in a path.
 const MAX_NAMES: usize = 256;
@@ -63,7 +64,32 @@ impl<'s> ProcessFile<'s> {
     }
 }
 
+/// The place of a thread's registers of floating point and vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Floating {
+    /// In the CPU with this number.
+    Cpu(usize),
+    /// In memory, as FXSAVE stores them.
+    Memory([u8; FXSAVE]),
+}
+
 impl<'s> PausedSystem<'s> {
+    /// Returns the place of a thread's registers of floating point and vectors. `None` if it is
+    /// unknown.
+    #[must_use]
+    pub fn floating(&self, task: &TaskInfo) -> Option<Floating> {
+        let layout = self.system.floating.as_ref();
+        let is_in_memory = || layout?.is_in_memory(self.view, task.address).ok();
+        match self.cpu_number_of(task) {
+            Some(cpu) if self.cpus.get(cpu)?.in_user_mode() => Some(Floating::Cpu(cpu)),
+            Some(cpu) if !is_in_memory()? => Some(Floating::Cpu(cpu)),
+            _ => {
+                let saved = layout?.saved(self.view, task.address).ok()?;
+                Some(Floating::Memory(saved))
+            }
+        }
+    }
+
     /// Finds a file by its absolute path below the root directory of a process. Only files that
     /// were used lately are found. Symbolic links are not followed.
     ///

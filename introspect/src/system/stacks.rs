@@ -74,6 +74,13 @@ impl PausedSystem<'_> {
         })
     }
 
+    /// Returns the number of the CPU that runs a task now; see [`cpu_of`](Self::cpu_of).
+    #[must_use]
+    pub fn cpu_number_of(&self, task: &TaskInfo) -> Option<usize> {
+        let cpu = self.cpu_of(task)?;
+        self.cpus.iter().position(|one| std::ptr::eq(one, cpu))
+    }
+
     /// Makes a walker of the kernel's stacks that knows these [`modules`](Self::modules), which are
     /// those loaded now.
     ///

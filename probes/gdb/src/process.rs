@@ -5,10 +5,12 @@ use std::cell::RefCell;
 
 use introspect::kernel::task_list::TaskInfo;
 use introspect::kernel::vma::{Vma, VmaFlags};
+use introspect::stack::frames::SavedRegisters;
 use introspect::stack::kernel::KernelUnwinder;
-use introspect::system::{NamedArea, PausedSystem, ProcessFile, Unavailable};
-use introspect::x86_64::{PAGE, paging};
-use introspect::{Gpa, Gva};
+use introspect::system::{Floating, NamedArea, PausedSystem, ProcessFile, Unavailable};
+use introspect::x86_64::paging::Translation;
+use introspect::x86_64::{GeneralRegisters, PAGE, paging};
+use introspect::{CpuRegisters, Gpa, Gva, MemoryView};
 use probes::probe::Probe;
 use probes::provider::{Traceable, uprobe};
 
@@ -53,6 +55,24 @@ pub(crate) struct Thread {
     pub(crate) is_exiting: bool,
     /// Whether a CPU runs it now.
     pub(crate) is_running: bool,
+}
+
+/// The flags that a program sets itself: CF, PF, AF, ZF, SF, TF, DF, OF, NT, AC.
+const USER_FLAGS: u64 = 0x44dd5;
+
+/// Returns registers with the flags that only the kernel sets as they are `now`.
+fn with_kernel_flags(mut wanted: SavedRegisters, now: u64) -> SavedRegisters {
+    let flags = wanted.general.rflags;
+    wanted.general.rflags = now & !USER_FLAGS | flags & USER_FLAGS;
+    wanted
+}
+
+/// The place of a thread's general registers.
+enum Place {
+    /// In the CPU with this number, with the values to put there.
+    Cpu(usize, GeneralRegisters),
+    /// In memory, with the bytes to put there.
+    Memory(Gva, [u8; SavedRegisters::SIZE as usize]),
 }
 
 /// A task that has begun to exit (`PF_EXITING`, include/linux/sched.h).
@@ -130,26 +150,112 @@ impl<'g> Process<'g> {
 
     /// Returns the registers of a thread, as far as they are known.
     pub(crate) fn registers(&self, number: i32) -> Result<UserRegisters, DebugError> {
-        self.ask(|look, task| {
+        let mut floating = None;
+        let mut registers = self.ask(|look, task| {
             let threads = look.threads_of(task)?.items;
             let Some(thread) = threads.iter().find(|thread| thread.pid == number) else {
-                return Ok(UserRegisters::default());
+                return Ok::<_, DebugError>(UserRegisters::default());
             };
-            let mut kept = self.unwinder.borrow_mut();
-            let unwinder = match kept.take() {
-                Some(unwinder) => unwinder,
-                None => {
-                    let modules = look.modules().map(|modules| modules.items);
-                    look.kernel_unwinder(&modules.unwrap_or_default())?
-                }
-            };
-            let saved = look.user_registers(thread, &unwinder).ok().flatten();
-            *kept = Some(unwinder);
+            let saved = self.with_unwinder(look, |unwinder| {
+                look.user_registers(thread, unwinder).ok().flatten()
+            })?;
+            floating = look.floating(thread);
             Ok(UserRegisters {
                 saved,
                 fs_base: look.fs_base(thread),
+                floating: None,
             })
-        })?
+        })??;
+        let machine = self.guest.machine();
+        registers.floating = match floating {
+            Some(Floating::Memory(saved)) => Some(saved),
+            Some(Floating::Cpu(cpu)) => machine.floating(&machine.pause(), cpu),
+            None => None,
+        };
+        Ok(registers)
+    }
+
+    /// Asks with the walker of kernel stacks.
+    fn with_unwinder<T>(
+        &self,
+        look: &PausedSystem<'_>,
+        ask: impl FnOnce(&KernelUnwinder) -> T,
+    ) -> Result<T, DebugError> {
+        let mut kept = self.unwinder.borrow_mut();
+        let unwinder = match kept.take() {
+            Some(unwinder) => unwinder,
+            None => {
+                let modules = look.modules().map(|modules| modules.items);
+                look.kernel_unwinder(&modules.unwrap_or_default())?
+            }
+        };
+        let answer = ask(&unwinder);
+        *kept = Some(unwinder);
+        Ok(answer)
+    }
+
+    /// Replaces the general registers of a thread. Returns whether it did: not if they are unknown.
+    pub(crate) fn change_registers(
+        &self,
+        number: i32,
+        wanted: &SavedRegisters,
+    ) -> Result<bool, DebugError> {
+        let place = self.ask(|look, task| {
+            let threads = look.threads_of(task)?.items;
+            let Some(thread) = threads.iter().find(|thread| thread.pid == number) else {
+                return Ok(None);
+            };
+            if let Some(cpu) = look.cpu_of(thread)
+                && cpu.in_user_mode()
+            {
+                let wanted = with_kernel_flags(*wanted, cpu.general.rflags);
+                let place = |cpu| Place::Cpu(cpu, wanted.general);
+                return Ok(look.cpu_number_of(thread).map(place));
+            }
+            self.with_unwinder(look, |unwinder| {
+                let known = look.user_registers(thread, unwinder).ok().flatten()?;
+                let at = unwinder.entry_place(look.kernel(), thread.address).ok()?;
+                // The registers may be those of an entry on another stack.
+                let there = SavedRegisters::read(look.kernel(), at).ok()?;
+                let mut bytes = look.kernel().array(at).ok()?;
+                with_kernel_flags(*wanted, known.general.rflags).store(&mut bytes);
+                (there == known).then(|| Place::Memory(at, bytes))
+            })
+        })??;
+        let machine = self.guest.machine();
+        match place {
+            None => Ok(false),
+            Some(Place::Cpu(cpu, general)) => {
+                Ok(machine.change_registers(&machine.pause(), cpu, &general))
+            }
+            Some(Place::Memory(at, bytes)) => {
+                let pieces = self.look(|look| pieces(&look.kernel(), at, &bytes, |_| true))?;
+                Ok(self.change(pieces))
+            }
+        }
+    }
+
+    /// Replaces memory of the process. Returns whether it did: not if the process itself could not
+    /// write there without a fault.
+    pub(crate) fn change_memory(&self, address: u64, bytes: &[u8]) -> Result<bool, DebugError> {
+        let pieces = self.ask(|look, task| {
+            let view = look.process_view(task)?;
+            pieces(&view, Gva(address), bytes, |place| {
+                place.user && place.writable
+            })
+        })?;
+        Ok(self.change(pieces))
+    }
+
+    /// Replaces physical memory, piece by piece.
+    fn change(&self, pieces: Option<Vec<(Gpa, Vec<u8>)>>) -> bool {
+        let machine = self.guest.machine();
+        let paused = machine.pause();
+        pieces.is_some_and(|pieces| {
+            pieces
+                .iter()
+                .all(|(gpa, bytes)| machine.change_memory(&paused, *gpa, bytes))
+        })
     }
 
     /// Reads memory of the process without any traps. Returns the number of bytes up to the first
@@ -282,6 +388,30 @@ impl<'g> Process<'g> {
         let read = |gpa: Gpa, part: &mut [u8]| self.unpatched(gpa, part);
         self.with_file(path, |file| file.read(offset, buf, &read))
     }
+}
+
+/// Returns the physical places of bytes at a virtual address, page by page. `None` if one is not
+/// mapped, or not `admitted`.
+fn pieces(
+    view: &MemoryView<'_>,
+    address: Gva,
+    bytes: &[u8],
+    admitted: impl Fn(&Translation) -> bool,
+) -> Option<Vec<(Gpa, Vec<u8>)>> {
+    let mut pieces = Vec::new();
+    let (mut at, mut rest) = (address.0, bytes);
+    while !rest.is_empty() {
+        let place = paging::translate(view.physical(), view.space(), Gva(at)).ok()?;
+        let in_page = usize::try_from(PAGE - at % PAGE).unwrap_or(1);
+        let (piece, behind) = rest.split_at(in_page.min(rest.len()));
+        if !admitted(&place) {
+            return None;
+        }
+        pieces.push((place.gpa, piece.to_vec()));
+        at = at.checked_add(piece.len() as u64)?;
+        rest = behind;
+    }
+    Some(pieces)
 }
 
 /// Returns the mappings of the process, as far as they can be read.

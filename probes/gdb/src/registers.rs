@@ -1,11 +1,14 @@
 //! The registers of a thread, in the order of the target description (`target.xml`).
 
 use gdbstub::arch::{Arch, Registers};
+use introspect::kernel::fpu::FXSAVE;
 use introspect::stack::frames::SavedRegisters;
+use introspect::x86_64::GeneralRegisters;
 
 /// The registers of x86 in GDB's order: the general ones, RIP, EFLAGS and six segments.
 const CORE: usize = 24;
-/// The sizes in bytes of the registers of floating point and vectors, which are not known.
+/// The numbers and sizes in bytes of the registers of floating point and vectors: of x87, its control
+/// registers, XMM, MXCSR.
 const FLOATING: [(usize, usize); 4] = [(8, 10), (8, 4), (16, 16), (1, 4)];
 /// The selectors of user mode's data (`__USER_DS`, arch/x86/include/asm/segment.h).
 const USER_DS: u64 = 0x2b;
@@ -30,42 +33,44 @@ impl Arch for Linux64 {
 pub(crate) struct UserRegisters {
     pub(crate) saved: Option<SavedRegisters>,
     pub(crate) fs_base: Option<u64>,
+    /// Floating point and vectors, as FXSAVE stores them.
+    pub(crate) floating: Option<[u8; FXSAVE]>,
 }
 
 impl UserRegisters {
+    /// Returns the general registers in GDB's order, RIP last.
+    fn general(r: &mut GeneralRegisters) -> [&mut u64; 17] {
+        [
+            &mut r.rax, &mut r.rbx, &mut r.rcx, &mut r.rdx, &mut r.rsi, &mut r.rdi, &mut r.rbp,
+            &mut r.rsp, &mut r.r8, &mut r.r9, &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13,
+            &mut r.r14, &mut r.r15, &mut r.rip,
+        ]
+    }
+
     /// Returns the core registers with their sizes in bytes; nothing if they are not known.
     fn core(&self) -> [(Option<u64>, usize); CORE] {
-        let saved = self.saved.as_ref();
-        let general = saved.map(|saved| &saved.general);
-        let word = |of: fn(&introspect::x86_64::GeneralRegisters) -> u64| (general.map(of), 8);
-        let segment = |value: u64| (saved.map(|_| value), 4);
-        let cs = saved.map_or(0, |saved| u64::from(saved.cs));
-        [
-            word(|r| r.rax),
-            word(|r| r.rbx),
-            word(|r| r.rcx),
-            word(|r| r.rdx),
-            word(|r| r.rsi),
-            word(|r| r.rdi),
-            word(|r| r.rbp),
-            word(|r| r.rsp),
-            word(|r| r.r8),
-            word(|r| r.r9),
-            word(|r| r.r10),
-            word(|r| r.r11),
-            word(|r| r.r12),
-            word(|r| r.r13),
-            word(|r| r.r14),
-            word(|r| r.r15),
-            word(|r| r.rip),
-            (general.map(|r| r.rflags), 4),
-            segment(cs),
-            segment(USER_DS),
-            segment(0),
-            segment(0),
-            segment(0),
-            segment(0),
-        ]
+        let mut core = [(None, 4); CORE];
+        let Some(mut saved) = self.saved else {
+            core.iter_mut().take(17).for_each(|(_, size)| *size = 8);
+            return core;
+        };
+        let segments = [
+            saved.general.rflags,
+            u64::from(saved.cs),
+            USER_DS,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let words = Self::general(&mut saved.general).map(|word| (Some(*word), 8));
+        let values = words
+            .into_iter()
+            .chain(segments.map(|value| (Some(value), 4)));
+        core.iter_mut()
+            .zip(values)
+            .for_each(|(place, value)| *place = value);
+        core
     }
 }
 
@@ -77,31 +82,121 @@ impl Registers for UserRegisters {
     }
 
     fn gdb_serialize(&self, mut write_byte: impl FnMut(Option<u8>)) {
-        let mut write = |value: Option<u64>, size: usize| match value {
-            Some(value) => {
-                let bytes = value.to_le_bytes();
-                bytes
-                    .into_iter()
-                    .take(size)
-                    .for_each(|byte| write_byte(Some(byte)));
-            }
-            None => (0..size).for_each(|_| write_byte(None)),
-        };
         for (value, size) in self.core() {
-            write(value, size);
+            write_word(&mut write_byte, value, size);
         }
-        for (count, size) in FLOATING {
-            (0..count).for_each(|_| write(None, size));
+        match &self.floating {
+            Some(area) => floating(area, &mut write_byte),
+            None => {
+                let bytes: usize = FLOATING.iter().map(|(count, size)| count * size).sum();
+                (0..bytes).for_each(|_| write_byte(None));
+            }
         }
+        let mut write = |value, size| write_word(&mut write_byte, value, size);
         write(self.saved.map(|saved| saved.orig_rax), 8);
         write(self.fs_base, 8);
         write(self.saved.map(|_| 0), 8);
     }
 
-    fn gdb_deserialize(&mut self, _: &[u8]) -> Result<(), ()> {
-        // Registers are not written, so the client's are never used.
+    /// Takes the general registers and the number of the system call; the others cannot be changed.
+    fn gdb_deserialize(&mut self, bytes: &[u8]) -> Result<(), ()> {
+        let floating: usize = FLOATING.iter().map(|(count, size)| count * size).sum();
+        let core: usize = self.core().iter().map(|(_, size)| size).sum();
+        let word = |at: usize, size: usize| {
+            let bytes = bytes.get(at..at.checked_add(size)?)?;
+            let mut word = [0; 8];
+            let places = word.iter_mut().zip(bytes);
+            places.for_each(|(place, byte)| *place = *byte);
+            Some(u64::from_le_bytes(word))
+        };
+        // The client sends all registers for a thread, whatever it was told before.
+        let saved = self.saved.insert(SavedRegisters {
+            general: GeneralRegisters::default(),
+            cs: 0,
+            orig_rax: 0,
+        });
+        let order = Self::general(&mut saved.general);
+        for (number, register) in order.into_iter().enumerate() {
+            *register = word(number * 8, 8).ok_or(())?;
+        }
+        saved.general.rflags = word(17 * 8, 4).ok_or(())?;
+        saved.orig_rax = word(core + floating, 8).ok_or(())?;
         Ok(())
     }
+}
+
+fn write_word(write_byte: &mut impl FnMut(Option<u8>), value: Option<u64>, size: usize) {
+    match value {
+        Some(value) => {
+            let bytes = value.to_le_bytes().into_iter().take(size);
+            bytes.for_each(|byte| write_byte(Some(byte)));
+        }
+        None => (0..size).for_each(|_| write_byte(None)),
+    }
+}
+
+/// Sends the registers that FXSAVE has stored, in GDB's order.
+fn floating(area: &[u8; FXSAVE], write_byte: &mut impl FnMut(Option<u8>)) {
+    let bytes = |at: usize, size: usize| area.iter().skip(at).take(size).copied();
+    let half = |at| {
+        bytes(at, 2)
+            .rev()
+            .fold(0, |word, byte| word << 8 | u64::from(byte))
+    };
+    for register in 0..8 {
+        bytes(32 + 16 * register, 10).for_each(|byte| write_byte(Some(byte)));
+    }
+    let status = half(2);
+    let tag = full_tag(area, status);
+    let opcode = half(6) & 0x7ff;
+    let low = |at| half(at) | half(at + 2) << 16;
+    // fctrl, fstat, ftag, fiseg, fioff, foseg, fooff, fop
+    for value in [
+        half(0),
+        status,
+        tag,
+        half(12),
+        low(8),
+        half(20),
+        low(16),
+        opcode,
+    ] {
+        write_word(write_byte, Some(value), 4);
+    }
+    bytes(160, 256).for_each(|byte| write_byte(Some(byte)));
+    bytes(24, 4).for_each(|byte| write_byte(Some(byte)));
+}
+
+/// Returns the tag word of x87, of which FXSAVE stores only which registers are not empty (Intel SDM
+/// volume 1, table 10-3).
+fn full_tag(area: &[u8; FXSAVE], status: u64) -> u64 {
+    const VALID: u64 = 0;
+    const ZERO: u64 = 1;
+    const SPECIAL: u64 = 2;
+    const EMPTY: u64 = 3;
+    let used = area.get(4).copied().unwrap_or_default();
+    let top = status >> 11 & 7;
+    (0..8).fold(0, |tag, physical| {
+        let number = (physical + 8 - top) % 8;
+        let register = area.iter().skip(32 + 16 * number as usize).take(10);
+        let register: Vec<u8> = register.copied().collect();
+        let (fraction, exponent) = register.split_at(register.len().min(8));
+        let exponent = exponent
+            .iter()
+            .rev()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte))
+            & 0x7fff;
+        let is_zero = fraction.iter().all(|byte| *byte == 0);
+        let is_normal = fraction.last().is_some_and(|byte| byte & 0x80 != 0);
+        let kind = match (used >> physical & 1, exponent) {
+            (0, _) => EMPTY,
+            (_, 0) if is_zero => ZERO,
+            (_, 0 | 0x7fff) => SPECIAL,
+            _ if !is_normal => SPECIAL,
+            _ => VALID,
+        };
+        tag | kind << (2 * physical)
+    })
 }
 
 #[cfg(test)]
@@ -137,6 +232,7 @@ mod tests {
         let registers = UserRegisters {
             saved: Some(saved),
             fs_base: Some(0x7f00_0000_1000),
+            floating: None,
         };
         let mut bytes = Vec::new();
         registers.gdb_serialize(|byte| bytes.push(byte));

@@ -84,12 +84,18 @@ impl fmt::Debug for Attached<'_> {
 }
 
 impl<'g> Attached<'g> {
-    /// Pauses the guest and attaches to the process with this number.
+    /// Pauses the guest and attaches to the process with this number. The client may change registers
+    /// and memory if it `may_write`.
     ///
     /// # Errors
     /// If there is no such process, it has no program, or the guest cannot be read.
-    pub fn new(guest: &'g dyn Traceable, engine: &Engine, pid: i32) -> Result<Self, DebugError> {
-        Debugger::attach(guest, engine, pid).map(Self)
+    pub fn new(
+        guest: &'g dyn Traceable,
+        engine: &Engine,
+        pid: i32,
+        may_write: bool,
+    ) -> Result<Self, DebugError> {
+        Debugger::attach(guest, engine, pid, may_write).map(Self)
     }
 
     /// Returns a sentence for each event of the process that cannot be seen.

@@ -37,7 +37,9 @@ use crate::stops::{Cause, Stop, Stops};
 const LONGEST_INSTRUCTION: usize = 15;
 /// EFAULT: the memory is not there.
 const EFAULT: u8 = 14;
-/// EPERM: the guest is not changed.
+/// EIO: the registers are not known.
+const EIO: u8 = 5;
+/// EPERM: the guest is not to be changed.
 const EPERM: u8 = 1;
 
 /// A debugger of one process.
@@ -58,6 +60,8 @@ pub(crate) struct Debugger<'g> {
     /// The thread that has stopped at the return of a system call, and the result, which the kernel
     /// has not put into its registers yet.
     returned: Option<(i32, u64)>,
+    /// Whether the client may change registers and memory.
+    may_write: bool,
     /// The events that cannot be seen, one sentence each.
     pub(crate) unseen: Vec<String>,
 }
@@ -79,6 +83,7 @@ impl<'g> Debugger<'g> {
         guest: &'g dyn Traceable,
         engine: &Engine,
         pid: i32,
+        may_write: bool,
     ) -> Result<Self, DebugError> {
         let hold = guest.machine().pause();
         let process = Process::new(guest, pid)?;
@@ -95,6 +100,7 @@ impl<'g> Debugger<'g> {
             alone: false,
             exiting: BTreeSet::new(),
             returned: None,
+            may_write,
             unseen,
         })
     }
@@ -286,8 +292,16 @@ impl MultiThreadBase for Debugger<'_> {
         Ok(())
     }
 
-    fn write_registers(&mut self, _: &UserRegisters, _: Tid) -> TargetResult<(), Self> {
-        Err(TargetError::Errno(EPERM))
+    fn write_registers(&mut self, regs: &UserRegisters, tid: Tid) -> TargetResult<(), Self> {
+        let wanted = regs.saved.ok_or(TargetError::Errno(EIO))?;
+        let changed = match self.may_write {
+            true => self.process.change_registers(number(tid), &wanted),
+            false => return Err(TargetError::Errno(EPERM)),
+        };
+        match changed.map_err(TargetError::Fatal)? {
+            true => Ok(()),
+            false => Err(TargetError::Errno(EIO)),
+        }
     }
 
     fn read_addrs(&mut self, start: u64, data: &mut [u8], _: Tid) -> TargetResult<usize, Self> {
@@ -297,8 +311,15 @@ impl MultiThreadBase for Debugger<'_> {
         }
     }
 
-    fn write_addrs(&mut self, _: u64, _: &[u8], _: Tid) -> TargetResult<(), Self> {
-        Err(TargetError::Errno(EPERM))
+    fn write_addrs(&mut self, start: u64, data: &[u8], _: Tid) -> TargetResult<(), Self> {
+        let changed = match self.may_write {
+            true => self.process.change_memory(start, data),
+            false => return Err(TargetError::Errno(EPERM)),
+        };
+        match changed.map_err(TargetError::Fatal)? {
+            true => Ok(()),
+            false => Err(TargetError::Errno(EFAULT)),
+        }
     }
 
     fn list_active_threads(&mut self, each: &mut dyn FnMut(Tid)) -> Result<(), DebugError> {

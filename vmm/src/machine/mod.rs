@@ -8,6 +8,7 @@
 mod boot;
 pub mod console;
 pub(crate) mod control;
+pub mod debugging;
 mod end;
 mod handle;
 mod panic;
@@ -106,6 +107,8 @@ pub struct MachineStats {
     pub guest_int3: u64,
     /// The number of repaired system calls.
     pub syscalls_repaired: u64,
+    /// The number of changes of registers and memory by debuggers.
+    pub changes: u64,
     /// (Instruction, times) completed for the guest.
     pub completed: Vec<(String, u64)>,
     /// (Instruction, times) that could not be completed. The guest got #UD.
@@ -245,6 +248,7 @@ impl Machine {
             traps: load(&counters.traps),
             guest_int3: load(&counters.guest_int3),
             syscalls_repaired: load(&counters.syscalls_repaired),
+            changes: load(&counters.changes),
             completed: self.shared.completed.list(),
             refused: self.shared.refused.list(),
             ports: self.shared.pio.stats(),

@@ -150,6 +150,8 @@ pub(crate) struct Counters {
     pub(crate) traps: AtomicU64,
     pub(crate) guest_int3: AtomicU64,
     pub(crate) syscalls_repaired: AtomicU64,
+    /// Changes of registers and memory by debuggers.
+    pub(crate) changes: AtomicU64,
 }
 
 /// The counts of instructions, by mnemonic.

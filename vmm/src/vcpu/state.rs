@@ -16,6 +16,7 @@ use super::Vcpu;
 use crate::clock::host_tsc;
 use crate::host::HostProfile;
 use crate::machine::RunEnd;
+use crate::machine::debugging::FXSAVE;
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::msr;
 
@@ -126,6 +127,23 @@ fn load_tsc(fd: &VcpuFd, value: u64) -> Result<(), KvmError> {
 }
 
 impl Vcpu {
+    /// Returns the registers of floating point and vectors as FXSAVE stores them.
+    pub(crate) fn floating(&self) -> Result<[u8; FXSAVE], KvmError> {
+        // The first part of KVM's area is the one of FXSAVE.
+        let xsave = self.fd.get_xsave().call("KVM_GET_XSAVE")?;
+        let mut area = [0; FXSAVE];
+        let bytes = xsave.region.iter().flat_map(|word| word.to_le_bytes());
+        area.iter_mut()
+            .zip(bytes)
+            .for_each(|(place, byte)| *place = byte);
+        Ok(area)
+    }
+
+    /// Replaces the general registers.
+    pub(crate) fn change_registers(&mut self, regs: &kvm_regs) -> Result<(), KvmError> {
+        self.registers.set_general(&mut self.fd, regs)
+    }
+
     /// Returns the state of this parked vCPU. `indices` are the MSRs that KVM lists as its state.
     pub(crate) fn save(&self, indices: &[u32]) -> Result<VcpuState, KvmError> {
         VcpuState::of(&self.fd, indices)
