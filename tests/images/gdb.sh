@@ -65,6 +65,7 @@ server() {
 server
 debugs "$pid" <<'COMMANDS'
 info threads
+info sharedlibrary
 bt
 break standard_ExecutorRun
 continue
@@ -80,6 +81,7 @@ continue
 print $rax > 0
 detach
 COMMANDS
+grep -q 'libc.so.6$' gdb.txt || fail "no libraries"
 grep -q 'Breakpoint 1, .*standard_ExecutorRun' gdb.txt || fail "not stopped in the function"
 grep -q 'returned from syscall' gdb.txt || fail "not stopped at the system call"
 guest true || fail "the distribution does not run on"

@@ -1,4 +1,5 @@
-//! gdb(1) on a process of a guest, as a user runs it. Its scripts and what it has to print are data.
+//! gdb(1) on a process of a guest, as a user runs it. Its scripts and what it has to print are
+//! data.
 
 use std::process::{Command, Stdio};
 

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The folders of the crates.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "devices",
     "devices/image",
     "introspect",
@@ -16,6 +16,7 @@ const CRATES: [&str; 9] = [
     "probes",
     "probes/bt",
     "probes/devices",
+    "probes/gdb",
     "guest",
     "cli",
 ];

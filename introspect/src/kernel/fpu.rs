@@ -1,5 +1,5 @@
-//! The registers of floating point and vectors of a task, where the kernel keeps them while the task
-//! does not run (`struct fpu`, arch/x86/include/asm/fpu/types.h).
+//! The registers of floating point and vectors of a task, where the kernel keeps them while the
+//! task does not run (`struct fpu`, arch/x86/include/asm/fpu/types.h).
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};

@@ -215,8 +215,8 @@ impl ProcessLayout {
         Structure::at(view, "mm_struct", mm)?.pointer(self.executable)
     }
 
-    /// Reads the auxiliary vector of a process, as in `/proc/PID/auxv`: pairs of words, the last one
-    /// of which is `AT_NULL`. Returns `None` if the kernel's types do not describe it.
+    /// Reads the auxiliary vector of a process, as in `/proc/PID/auxv`: pairs of words, the last
+    /// one of which is `AT_NULL`. Returns `None` if the kernel's types do not describe it.
     ///
     /// # Errors
     /// If the `mm_struct` cannot be read.

@@ -42,6 +42,7 @@ use crate::kernel::fpu::FpuLayout;
 use crate::kernel::module_readers::ModuleReaders;
 use crate::kernel::namespaces::NamespaceLayout;
 use crate::kernel::page_cache::PageCacheLayout;
+use crate::kernel::path::LinkLayout;
 use crate::kernel::process::ProcessLayout;
 use crate::kernel::running::RunningKernel;
 use crate::kernel::symbols::Symbols;
@@ -88,6 +89,8 @@ pub struct System {
     areas: Part<VmaLayout>,
     /// `None` if the kernel's types do not describe it.
     floating: Option<FpuLayout>,
+    /// `None` in the same way.
+    links: Option<LinkLayout>,
     page_cache: Part<PageCacheLayout>,
     vdso: Part<VdsoLayout>,
     /// The module readers. `None` in a kernel that cannot load modules.
@@ -130,6 +133,7 @@ impl System {
             credentials: part("users", types, CredentialsLayout::new),
             cgroups: types.ok().and_then(|btf| CgroupLayout::new(btf).ok()),
             files: part("open files", types, FilesLayout::new),
+            links: types.ok().and_then(|btf| LinkLayout::new(btf).ok()),
             floating: types.ok().and_then(|btf| FpuLayout::new(btf).ok()),
             areas: part("mappings", types, |btf| VmaLayout::new(btf, &symbols)),
             page_cache: part("the page cache", types, |btf| {

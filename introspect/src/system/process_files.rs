@@ -6,12 +6,15 @@ use std::fmt;
 use super::{PausedSystem, Unavailable, known};
 use crate::kernel::fpu::FXSAVE;
 use crate::kernel::page_cache::CachedFile;
+use crate::kernel::path::LinkTarget;
 use crate::kernel::task_list::TaskInfo;
 use crate::x86_64::PAGE;
-use crate::{CpuRegisters, Gpa};
+use crate::{CpuRegisters, Gpa, Gva};
 
 /// The maximum number of names in a path.
 const MAX_NAMES: usize = 256;
+/// The maximum number of links in a path (`MAXSYMLINKS`, include/linux/namei.h).
+const MAX_LINKS: usize = 40;
 
 /// A file in the page cache.
 pub struct ProcessFile<'s> {
@@ -65,12 +68,35 @@ impl<'s> ProcessFile<'s> {
 }
 
 /// The place of a thread's registers of floating point and vectors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Floating {
     /// In the CPU with this number.
     Cpu(usize),
     /// In memory, as FXSAVE stores them.
-    Memory([u8; FXSAVE]),
+    Memory(Box<[u8; FXSAVE]>),
+}
+
+/// Returns the names in a path.
+fn names_of(path: &[u8]) -> Vec<Vec<u8>> {
+    let names = path.split(|byte| *byte == b'/');
+    let names = names.filter(|name| !matches!(*name, b"" | b"."));
+    names.map(<[u8]>::to_vec).collect()
+}
+
+/// Returns the names that a path leads to whose part of `depth` names is a link to `target`.
+fn led_to(names: &[Vec<u8>], depth: usize, target: &[u8]) -> Vec<Vec<u8>> {
+    let mut led = match target.first() {
+        Some(b'/') => Vec::new(),
+        _ => names.iter().take(depth - 1).cloned().collect(),
+    };
+    for name in names_of(target) {
+        match name.as_slice() {
+            b".." => drop(led.pop()),
+            _ => led.push(name),
+        }
+    }
+    led.extend(names.iter().skip(depth).cloned());
+    led
 }
 
 impl<'s> PausedSystem<'s> {
@@ -85,13 +111,13 @@ impl<'s> PausedSystem<'s> {
             Some(cpu) if !is_in_memory()? => Some(Floating::Cpu(cpu)),
             _ => {
                 let saved = layout?.saved(self.view, task.address).ok()?;
-                Some(Floating::Memory(saved))
+                Some(Floating::Memory(Box::new(saved)))
             }
         }
     }
 
-    /// Finds a file by its absolute path below the root directory of a process. Only files that
-    /// were used lately are found. Symbolic links are not followed.
+    /// Finds a file by its absolute path below the root directory of a process. Symbolic links are
+    /// followed. Only files that were used lately are found.
     ///
     /// Returns `None` if there is no such file in the kernel's memory.
     ///
@@ -104,19 +130,49 @@ impl<'s> PausedSystem<'s> {
     ) -> Result<Option<ProcessFile<'s>>, Unavailable> {
         let processes = known(&self.system.processes)?;
         let cache = known(&self.system.page_cache)?;
-        let names = path.split(|byte| *byte == b'/');
-        let names: Vec<&[u8]> = names
-            .filter(|name| !matches!(*name, b"" | b"."))
-            .take(MAX_NAMES)
-            .collect();
         let Ok(Some(root)) = processes.root(self.view, task.address) else {
             return Ok(None);
         };
-        let Ok(Some(inode)) = processes.paths().find(self.view, root, &names) else {
-            return Ok(None);
-        };
-        let file = cache.of_inode(self.view, inode).ok();
-        Ok(file.map(|file| ProcessFile::new(*self, file)))
+        let mut names = names_of(path);
+        for _ in 0..MAX_LINKS {
+            if names.len() > MAX_NAMES {
+                return Ok(None);
+            }
+            let mut found = None;
+            let mut led = None;
+            for depth in 1..=names.len() {
+                let part: Vec<&[u8]> = names.iter().take(depth).map(Vec::as_slice).collect();
+                let Ok(Some(inode)) = processes.paths().find(self.view, root, &part) else {
+                    return Ok(None);
+                };
+                found = cache.of_inode(self.view, inode).ok();
+                if let Some(target) = self.link_target(inode) {
+                    led = Some((depth, target));
+                    break;
+                }
+            }
+            let Some((depth, target)) = led else {
+                return Ok(found.map(|file| ProcessFile::new(*self, file)));
+            };
+            names = led_to(&names, depth, &target);
+        }
+        Ok(None)
+    }
+
+    /// Returns where a symbolic link leads; `None` if the file is no link, or that is not in
+    /// memory.
+    fn link_target(&self, inode: Gva) -> Option<Vec<u8>> {
+        match self.system.links?.target(self.view, inode).ok()?? {
+            LinkTarget::Text(text) => Some(text),
+            LinkTarget::InPages => {
+                let cache = self.system.page_cache.as_ref().ok()?;
+                let file = cache.of_inode(self.view, inode).ok()?;
+                let size = usize::try_from(file.size).ok()?;
+                let mut text = vec![0; size.min(usize::try_from(PAGE).ok()?)];
+                cache.read(self.view, &file, 0, &mut text).ok()?;
+                Some(text)
+            }
+        }
     }
 
     /// Returns the auxiliary vector of a process, or `None` for one without memory.
@@ -140,5 +196,34 @@ impl<'s> PausedSystem<'s> {
         }
         let layout = self.system.processes.as_ref().ok()?;
         layout.fs_base(self.view, task.address).ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_in_a_path_leads_elsewhere() {
+        for (path, depth, target, led) in [
+            ("/lib/x/libc.so", 1, "usr/lib", "usr/lib/x/libc.so"),
+            (
+                "/usr/lib/libz.so.1",
+                3,
+                "libz.so.1.2",
+                "usr/lib/libz.so.1.2",
+            ),
+            (
+                "/usr/bin/awk",
+                3,
+                "/etc/alternatives/awk",
+                "etc/alternatives/awk",
+            ),
+            ("/a/b/c", 2, "../d/./e", "d/e/c"),
+            ("/a", 1, "../../b", "b"),
+        ] {
+            let found = led_to(&names_of(path.as_bytes()), depth, target.as_bytes());
+            assert_eq!(found.join(&b'/'), led.as_bytes(), "{path}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Signals and exits of the process, seen where the kernel delivers and begins them.
 //!
-//! A kernel without the tracepoint of signals shows those of faults alone: it runs a process through
-//! all others without a stop.
+//! A kernel without the tracepoint of signals shows those of faults alone: it runs a process
+//! through all others without a stop.
 
 use gdbstub::common::Signal;
 use probes::name::ProbePattern;
@@ -18,7 +18,7 @@ const DELIVERED: &str = "tracepoint:signal:signal_deliver";
 const FAULTED: &str = "kprobe:force_sig_info_to_task:entry";
 /// The function by which a thread ends.
 const EXITS: &str = "kprobe:do_exit:entry";
-/// GDB's numbers of Linux's signals 1 to 31 (include/gdb/signals.def of GDB); 143 is an unknown one.
+/// GDB's numbers of Linux's signals 1 to 31 (include/gdb/signals.def of GDB).
 const SIGNALS: [u8; 31] = [
     1, 2, 3, 4, 5, 6, 10, 8, 9, 30, 11, 31, 13, 14, 15, 143, 20, 19, 17, 18, 21, 22, 16, 24, 25,
     26, 27, 28, 23, 32, 12,

@@ -1,17 +1,11 @@
-//! Files of the guest for the client (GDB manual, "Host I/O Packets"): programs and libraries from
-//! the page cache, by which the client finds symbols, and some of `/proc/PID`. Nothing is written.
+//! Files of the guest for the client: programs and libraries from the page cache, by which the
+//! client finds symbols, and some of `/proc/PID`. They are only read.
 
 use std::collections::BTreeMap;
 
-use gdbstub::target::ext::host_io::{
-    FsKind, HostIo, HostIoClose, HostIoCloseOps, HostIoErrno, HostIoError, HostIoFstat,
-    HostIoFstatOps, HostIoOpen, HostIoOpenFlags, HostIoOpenMode, HostIoOpenOps, HostIoPread,
-    HostIoPreadOps, HostIoReadlink, HostIoReadlinkOps, HostIoResult, HostIoSetfs, HostIoSetfsOps,
-    HostIoStat,
-};
+use gdbstub::target::ext::host_io::HostIoErrno;
 
 use crate::process::{DebugError, Process};
-use crate::target::Debugger;
 
 /// The largest number of open files.
 const MAX_FILES: usize = 64;
@@ -34,8 +28,90 @@ pub(crate) struct Files {
     last: u32,
 }
 
-/// Returns the name below `/proc/PID` or `/proc/PID/task/TID`, whatever the numbers: the client sees
-/// one process only.
+impl Files {
+    /// Opens the file at a path of the process. Returns its number.
+    ///
+    /// # Errors
+    /// If there is no such file in the guest's memory, or too many are open.
+    pub(crate) fn open(&mut self, process: &Process<'_>, path: &[u8]) -> Result<u32, HostIoErrno> {
+        if self.open.len() >= MAX_FILES {
+            return Err(HostIoErrno::EMFILE);
+        }
+        let file = find(process, path).map_err(|error| {
+            log::debug!("{}: {error}", String::from_utf8_lossy(path));
+            HostIoErrno::EIO
+        })?;
+        self.last = self.last.wrapping_add(1);
+        self.open
+            .insert(self.last, file.ok_or(HostIoErrno::ENOENT)?);
+        Ok(self.last)
+    }
+
+    /// Closes a file.
+    ///
+    /// # Errors
+    /// If no open file has the number.
+    pub(crate) fn close(&mut self, number: u32) -> Result<(), HostIoErrno> {
+        let closed = self.open.remove(&number);
+        closed.map(|_| ()).ok_or(HostIoErrno::EBADF)
+    }
+
+    /// Returns the size of a file in bytes.
+    ///
+    /// # Errors
+    /// If no open file has the number.
+    pub(crate) fn size(&self, number: u32) -> Result<u64, HostIoErrno> {
+        match self.file(number)? {
+            File::Cached(_, size) => Ok(*size),
+            File::Text(text) => Ok(text.len() as u64),
+        }
+    }
+
+    /// Reads a file from `offset` on. Returns the number of bytes, 0 at the end.
+    ///
+    /// # Errors
+    /// If no open file has the number, or the page is not in the guest's memory.
+    pub(crate) fn read(
+        &self,
+        process: &Process<'_>,
+        number: u32,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, HostIoErrno> {
+        match self.file(number)? {
+            File::Text(text) => {
+                let from = usize::try_from(offset).unwrap_or(usize::MAX);
+                Ok(copy(text.get(from..).unwrap_or_default(), buf))
+            }
+            File::Cached(path, size) => match process.read_file(path, offset, buf) {
+                Ok(Some(0)) if offset < *size && !buf.is_empty() => Err(HostIoErrno::EIO),
+                Ok(Some(read)) => Ok(read),
+                _ => Err(HostIoErrno::EIO),
+            },
+        }
+    }
+
+    fn file(&self, number: u32) -> Result<&File, HostIoErrno> {
+        self.open.get(&number).ok_or(HostIoErrno::EBADF)
+    }
+}
+
+/// Reads a symbolic link: `/proc/PID/exe` alone.
+///
+/// # Errors
+/// If the path is another one, or the process has no program.
+pub(crate) fn link(process: &Process<'_>, path: &[u8]) -> Result<Vec<u8>, HostIoErrno> {
+    match of_proc(path) {
+        Some(b"exe") => {
+            let path = process.executable().ok().flatten();
+            path.ok_or(HostIoErrno::ENOENT)
+        }
+        _ => Err(HostIoErrno::EINVAL),
+    }
+}
+
+/// Returns the name below `/proc/PID` or `/proc/PID/task/TID`, whatever the numbers: the client
+/// sees one process only.
 fn of_proc(path: &[u8]) -> Option<&[u8]> {
     let name = below_number(path.strip_prefix(b"/proc/")?)?;
     match name.strip_prefix(b"task/") {
@@ -53,7 +129,7 @@ fn below_number(path: &[u8]) -> Option<&[u8]> {
 }
 
 /// Makes or finds the file at a path.
-fn open(process: &Process<'_>, path: &[u8]) -> Result<Option<File>, DebugError> {
+fn find(process: &Process<'_>, path: &[u8]) -> Result<Option<File>, DebugError> {
     let text = match of_proc(path) {
         Some(b"maps") => process.maps()?.into_bytes(),
         Some(b"cmdline") => process.arguments(MAX_ARGUMENTS)?,
@@ -66,167 +142,12 @@ fn open(process: &Process<'_>, path: &[u8]) -> Result<Option<File>, DebugError> 
     Ok(Some(File::Text(text)))
 }
 
-fn failed<T>(errno: HostIoErrno) -> HostIoResult<T, Debugger<'static>> {
-    Err(HostIoError::Errno(errno))
-}
-
-impl File {
-    fn size(&self) -> u64 {
-        match self {
-            Self::Cached(_, size) => *size,
-            Self::Text(text) => text.len() as u64,
-        }
-    }
-}
-
-impl HostIo for Debugger<'_> {
-    fn support_open(&mut self) -> Option<HostIoOpenOps<'_, Self>> {
-        Some(self)
-    }
-
-    fn support_close(&mut self) -> Option<HostIoCloseOps<'_, Self>> {
-        Some(self)
-    }
-
-    fn support_pread(&mut self) -> Option<HostIoPreadOps<'_, Self>> {
-        Some(self)
-    }
-
-    fn support_fstat(&mut self) -> Option<HostIoFstatOps<'_, Self>> {
-        Some(self)
-    }
-
-    fn support_readlink(&mut self) -> Option<HostIoReadlinkOps<'_, Self>> {
-        Some(self)
-    }
-
-    fn support_setfs(&mut self) -> Option<HostIoSetfsOps<'_, Self>> {
-        Some(self)
-    }
-}
-
-impl HostIoOpen for Debugger<'_> {
-    fn open(
-        &mut self,
-        filename: &[u8],
-        flags: HostIoOpenFlags,
-        _: HostIoOpenMode,
-    ) -> HostIoResult<u32, Self> {
-        let writes = HostIoOpenFlags::O_WRONLY
-            | HostIoOpenFlags::O_RDWR
-            | HostIoOpenFlags::O_CREAT
-            | HostIoOpenFlags::O_TRUNC;
-        if flags.intersects(writes) {
-            return failed(HostIoErrno::EROFS);
-        }
-        if self.files.open.len() >= MAX_FILES {
-            return failed(HostIoErrno::EMFILE);
-        }
-        match open(&self.process, filename) {
-            Ok(Some(file)) => {
-                let number = self.files.last.wrapping_add(1);
-                self.files.last = number;
-                self.files.open.insert(number, file);
-                Ok(number)
-            }
-            Ok(None) => failed(HostIoErrno::ENOENT),
-            Err(error) => {
-                log::debug!("{}: {error}", String::from_utf8_lossy(filename));
-                failed(HostIoErrno::EIO)
-            }
-        }
-    }
-}
-
-impl HostIoClose for Debugger<'_> {
-    fn close(&mut self, fd: u32) -> HostIoResult<(), Self> {
-        match self.files.open.remove(&fd) {
-            Some(_) => Ok(()),
-            None => failed(HostIoErrno::EBADF),
-        }
-    }
-}
-
-impl HostIoPread for Debugger<'_> {
-    fn pread(
-        &mut self,
-        fd: u32,
-        count: usize,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> HostIoResult<usize, Self> {
-        let count = count.min(buf.len());
-        let Some(buf) = buf.get_mut(..count) else {
-            return failed(HostIoErrno::EINVAL);
-        };
-        match self.files.open.get(&fd) {
-            None => failed(HostIoErrno::EBADF),
-            Some(File::Text(text)) => {
-                let from = usize::try_from(offset).unwrap_or(usize::MAX);
-                let rest = text.get(from..).unwrap_or_default();
-                Ok(copy(rest, buf))
-            }
-            Some(File::Cached(path, size)) => {
-                let read = self.process.read_file(path, offset, buf);
-                match read.ok().flatten() {
-                    // The page is not in the guest's memory.
-                    Some(0) if offset < *size && !buf.is_empty() => failed(HostIoErrno::EIO),
-                    Some(read) => Ok(read),
-                    None => failed(HostIoErrno::EIO),
-                }
-            }
-        }
-    }
-}
-
 /// Copies as much as fits. Returns the number of bytes.
 pub(crate) fn copy(from: &[u8], to: &mut [u8]) -> usize {
     for (place, byte) in to.iter_mut().zip(from) {
         *place = *byte;
     }
     from.len().min(to.len())
-}
-
-impl HostIoFstat for Debugger<'_> {
-    fn fstat(&mut self, fd: u32) -> HostIoResult<HostIoStat, Self> {
-        let Some(file) = self.files.open.get(&fd) else {
-            return failed(HostIoErrno::EBADF);
-        };
-        Ok(HostIoStat {
-            st_dev: 0,
-            st_ino: 0,
-            st_mode: HostIoOpenMode::S_IFREG | HostIoOpenMode::S_IRUSR,
-            st_nlink: 1,
-            st_uid: 0,
-            st_gid: 0,
-            st_rdev: 0,
-            st_size: file.size(),
-            st_blksize: 4096,
-            st_blocks: file.size().div_ceil(512),
-            st_atime: 0,
-            st_mtime: 0,
-            st_ctime: 0,
-        })
-    }
-}
-
-impl HostIoReadlink for Debugger<'_> {
-    fn readlink(&mut self, filename: &[u8], buf: &mut [u8]) -> HostIoResult<usize, Self> {
-        match of_proc(filename) {
-            Some(b"exe") => match self.process.executable() {
-                Ok(Some(path)) => Ok(copy(&path, buf)),
-                _ => failed(HostIoErrno::ENOENT),
-            },
-            // Symbolic links are not followed.
-            _ => failed(HostIoErrno::EINVAL),
-        }
-    }
-}
-
-impl HostIoSetfs for Debugger<'_> {
-    fn setfs(&mut self, _: FsKind) -> HostIoResult<(), Self> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

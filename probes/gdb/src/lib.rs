@@ -5,22 +5,23 @@
 //! do not run come from where the kernel keeps them, and memory through the process's page tables.
 //! Breakpoints are traps in the page cache, like probes of programs, that stop this process alone.
 //! A step of one thread is a trap at each instruction that may follow, for that thread only. The
-//! guest is only read: registers and memory cannot be written.
+//! guest is only read, unless the client may write.
 //!
 //! | Module | Does |
 //! |---|---|
 //! | `serve` | takes bytes of the client and stops of the guest, one at a time |
 //! | `target` | answers the protocol's requests, by `gdbstub` |
+//! | `debugger` | the state: the hold of the machine, steps, and which hits are reported |
 //! | `process` | reads the process: threads, registers, memory, mappings, files |
 //! | `registers` | the registers in the protocol's order |
 //! | `breakpoints` | arms and disarms traps through the engine's sessions |
 //! | `stops` | the hits that wait to be reported, each with its hold of the machine |
 //! | `step` | the instructions that may follow one |
 //! | `events` | signals and exits of the process |
-//! | `syscalls` | stops at system calls |
 //! | `files` | files of the guest for the client |
 
 mod breakpoints;
+mod debugger;
 mod events;
 mod files;
 mod process;
@@ -28,7 +29,6 @@ mod registers;
 mod serve;
 mod step;
 mod stops;
-mod syscalls;
 mod target;
 
 pub use process::DebugError;

@@ -168,7 +168,7 @@ impl<'g> Process<'g> {
         })??;
         let machine = self.guest.machine();
         registers.floating = match floating {
-            Some(Floating::Memory(saved)) => Some(saved),
+            Some(Floating::Memory(saved)) => Some(*saved),
             Some(Floating::Cpu(cpu)) => machine.floating(&machine.pause(), cpu),
             None => None,
         };
@@ -219,7 +219,7 @@ impl<'g> Process<'g> {
                 let there = SavedRegisters::read(look.kernel(), at).ok()?;
                 let mut bytes = look.kernel().array(at).ok()?;
                 with_kernel_flags(*wanted, known.general.rflags).store(&mut bytes);
-                (there == known).then(|| Place::Memory(at, bytes))
+                (there == known).then_some(Place::Memory(at, bytes))
             })
         })??;
         let machine = self.guest.machine();

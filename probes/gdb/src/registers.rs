@@ -7,8 +7,8 @@ use introspect::x86_64::GeneralRegisters;
 
 /// The registers of x86 in GDB's order: the general ones, RIP, EFLAGS and six segments.
 const CORE: usize = 24;
-/// The numbers and sizes in bytes of the registers of floating point and vectors: of x87, its control
-/// registers, XMM, MXCSR.
+/// The numbers and sizes in bytes of the registers of floating point and vectors: of x87, its
+/// control registers, XMM, MXCSR.
 const FLOATING: [(usize, usize); 4] = [(8, 10), (8, 4), (16, 16), (1, 4)];
 /// The selectors of user mode's data (`__USER_DS`, arch/x86/include/asm/segment.h).
 const USER_DS: u64 = 0x2b;
@@ -167,8 +167,8 @@ fn floating(area: &[u8; FXSAVE], write_byte: &mut impl FnMut(Option<u8>)) {
     bytes(24, 4).for_each(|byte| write_byte(Some(byte)));
 }
 
-/// Returns the tag word of x87, of which FXSAVE stores only which registers are not empty (Intel SDM
-/// volume 1, table 10-3).
+/// Returns the tag word of x87, of which FXSAVE stores only which registers are not empty (Intel
+/// SDM volume 1, table 10-3).
 fn full_tag(area: &[u8; FXSAVE], status: u64) -> u64 {
     const VALID: u64 = 0;
     const ZERO: u64 = 1;

@@ -14,8 +14,8 @@ use gdbstub::stub::{DisconnectReason, GdbStub, MultiThreadStopReason};
 use probes::engine::{Engine, Waiter, WatchedStream, Woken};
 use probes::provider::Traceable;
 
+use crate::debugger::Debugger;
 use crate::process::DebugError;
-use crate::target::Debugger;
 
 /// The time that a client has to take an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -84,8 +84,8 @@ impl fmt::Debug for Attached<'_> {
 }
 
 impl<'g> Attached<'g> {
-    /// Pauses the guest and attaches to the process with this number. The client may change registers
-    /// and memory if it `may_write`.
+    /// Pauses the guest and attaches to the process with this number. The client may change
+    /// registers and memory if it `may_write`.
     ///
     /// # Errors
     /// If there is no such process, it has no program, or the guest cannot be read.

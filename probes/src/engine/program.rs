@@ -100,8 +100,9 @@ impl ProbeHit<'_> {
         self.probe.session.doorbell.ring();
     }
 
-    /// Pauses the machine until the result is dropped, this vCPU before the probe's instruction. The
-    /// program must say that it [may hold](Program::may_hold). `None` in tests, which have no vCPU.
+    /// Pauses the machine until the result is dropped, this vCPU before the probe's instruction.
+    /// The program must say that it [may hold](Program::may_hold). `None` in tests, which have no
+    /// vCPU.
     #[must_use]
     pub fn hold_here(&self) -> Option<Paused> {
         self.hit.cpu.map(StoppedVcpu::hold_here)

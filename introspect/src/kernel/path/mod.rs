@@ -5,6 +5,7 @@
 //! `/proc/PID/fd` and elsewhere (`d_path`, fs/d_path.c). A mapped file of overlayfs has the path in
 //! the overlay, though its pages are those of a file in a layer below.
 
+mod link;
 mod lookup;
 mod pseudo;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use super::btf::Btf;
 use super::layout::{LayoutError, offset};
 use super::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
+pub use link::{LinkLayout, LinkTarget};
 pub use lookup::LookupError;
 
 use lookup::LookupLayout;

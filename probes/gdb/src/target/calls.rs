@@ -7,8 +7,8 @@ use probes::name::ProbePattern;
 use probes::probe::{Moment, Probe, Target};
 use probes::provider::{self, Traceable};
 
+use crate::debugger::Debugger;
 use crate::stops::Cause;
-use crate::target::Debugger;
 
 /// All system calls.
 const ALL: &str = "syscall:*:";
