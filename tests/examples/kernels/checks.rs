@@ -1,11 +1,11 @@
-//! The checks of a kernel, each named by the feature that a user would miss. They are this folder's
-//! tests, which compare with the guest's own results.
+//! The checks of a kernel, each named by the feature that a user would miss. They are tests of the
+//! whole system, which compare with the guest's own results.
 
 /// A line of the table.
 pub struct Check {
     /// The feature that works or does not.
     pub name: &'static str,
-    /// The tests that show it, as `program::test`; or all of a program's.
+    /// The tests that show it, as `module::test`; or all of a module's.
     pub tests: &'static [&'static str],
 }
 
@@ -98,20 +98,20 @@ pub const CHECKS: [Check; 19] = [
     ),
 ];
 
-/// The tests of whole programs above that use guests other than the checked kernel, or need
+/// The tests of whole modules above that use guests other than the checked kernel, or need
 /// something that the host lacks.
 pub const LEFT_OUT: [&str; 1] = ["ptrace::nothing_hangs_when_the_machine_ends"];
 
-/// Returns the test programs, each once.
-pub fn programs() -> Vec<&'static str> {
+/// Returns the modules, each once.
+pub fn modules() -> Vec<&'static str> {
     let tests = CHECKS.iter().flat_map(|check| check.tests);
-    let mut programs: Vec<_> = tests.map(|test| program(test)).collect();
-    programs.sort_unstable();
-    programs.dedup();
-    programs
+    let mut modules: Vec<_> = tests.map(|test| module(test)).collect();
+    modules.sort_unstable();
+    modules.dedup();
+    modules
 }
 
-/// Returns the program of a test.
-pub fn program(test: &'static str) -> &'static str {
-    test.split_once("::").map_or(test, |(program, _)| program)
+/// Returns the module of a test.
+fn module(test: &'static str) -> &'static str {
+    test.split_once("::").map_or(test, |(module, _)| module)
 }

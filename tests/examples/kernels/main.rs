@@ -1,16 +1,17 @@
-//! Fetches each of Debian's kernels, boots it on the emulated AMD-V host, and checks it by this
-//! folder's tests against the guest's own reports.
+//! Fetches each of Debian's kernels, boots it on the emulated AMD-V host, and checks it by the
+//! tests of the whole system against the guest's own reports.
 //!
 //! ```text
-//! cargo kernels [--suite NAME]... [--test PROGRAM]... [--limit SECONDS] [--write FILE]
+//! cargo kernels [--suite NAME]... [--test MODULE]... [--limit SECONDS] [--write FILE]
 //!     [--logs DIR] [--dev]
 //! ```
 //!
 //! Suites are bullseye, bookworm, trixie, trixie-backports, sid, and bookworm-generic for the
-//! kernel that is not only for virtual machines. The default is all. A line of JSON is printed for
-//! each test, then the table. `--write` puts the results into a Markdown page between its marks.
-//! `--logs` keeps the output of each test program, in a folder for each kernel. `--dev` uses the
-//! debug build of exotrace. The status is 0 if all requested tests passed.
+//! kernel that is not only for virtual machines. The default is all. `--test` names a module of
+//! `tests/tests/system`. A line of JSON is printed for each test, then the table. `--write` puts
+//! the results into a Markdown page between its marks. `--logs` keeps the output of each module, in
+//! a folder for each kernel. `--dev` uses the debug build of exotrace. The status is 0 if all
+//! requested tests passed.
 
 mod checks;
 mod page;
@@ -43,15 +44,19 @@ const MODULE: &str = "brd.ko";
 const LIMIT: u32 = 3600;
 /// The marks around the results in a page.
 const MARKS: [&str; 2] = ["<!-- results -->", "<!-- end of results -->"];
-/// The script that runs on the host: each test program, and a line of JSON for each of its tests.
+/// The test program.
+const SYSTEM: &str = "system";
+/// The script that runs on the host, with modules as its arguments: the tests of each module, and a
+/// line of JSON for each of them.
 const SCRIPT: &str = r#"
 export EXOTRACE_TEST_KERNEL=$PWD/kernel/vmlinuz EXOTRACE_TEST_DATA=$PWD/data EXOTRACE_BIN=/bin/exotrace
 mkdir -p /out
-for program in programs/*; do
-    name=${program##*/}
-    log=/out/$name.log
-    $program --test-threads=1 --color=never > $log 2>&1
-    $program --list 2> /dev/null | sed -n 's/: test$//p' | while read -r test; do
+for module; do
+    log=/out/$module.log
+    tests=$(./system --list 2> /dev/null | sed -n "s/^\($module::.*\): test$/\1/p")
+    [ -n "$tests" ] || continue
+    ./system --exact $tests --test-threads=1 --color=never > $log 2>&1
+    for test in $tests; do
         result=FAILED
         if grep -q '^test result:' $log; then
             grep -qE "^    $test$" $log || result=ok
@@ -59,14 +64,14 @@ for program in programs/*; do
             grep -qE "^test $test \.\.\. ok$" $log && result=ok
         fi
         why=$(sed -n "/^---- $test stdout ----$/,/^---- /p" $log | grep -A1 -m1 'panicked at' | tail -n 1 | tr -d '"\\' | cut -c1-300)
-        echo "{\"test\":\"$name::$test\",\"result\":\"$result\",\"why\":\"$why\"}"
+        echo "{\"test\":\"$test\",\"result\":\"$result\",\"why\":\"$why\"}"
     done | tee -a /out/results.json
 done
 "#;
 
 struct Arguments {
     kernels: Vec<(&'static str, &'static str, Flavour)>,
-    programs: Vec<String>,
+    modules: Vec<String>,
     limit: u32,
     write: Option<PathBuf>,
     logs: Option<PathBuf>,
@@ -76,7 +81,7 @@ struct Arguments {
 fn arguments() -> Result<Arguments, String> {
     let mut found = Arguments {
         kernels: Vec::new(),
-        programs: Vec::new(),
+        modules: Vec::new(),
         limit: LIMIT,
         write: None,
         logs: None,
@@ -101,7 +106,7 @@ fn arguments() -> Result<Arguments, String> {
                     })?,
                 );
             }
-            "--test" => found.programs.push(value),
+            "--test" => found.modules.push(value),
             "--limit" => {
                 let seconds = value.parse();
                 found.limit =
@@ -119,8 +124,8 @@ fn arguments() -> Result<Arguments, String> {
     if found.kernels.is_empty() {
         found.kernels = KERNELS.to_vec();
     }
-    if found.programs.is_empty() {
-        found.programs = checks::programs().into_iter().map(str::to_owned).collect();
+    if found.modules.is_empty() {
+        found.modules = checks::modules().into_iter().map(str::to_owned).collect();
     }
     Ok(found)
 }
@@ -139,13 +144,13 @@ fn main() -> ExitCode {
 fn run() -> Result<bool, Box<dyn Error>> {
     let arguments = arguments()?;
     let cache = Cache::open()?;
-    let programs = test_programs(&arguments.programs)?;
+    let program = test_program()?;
     let mut seen = Vec::new();
     for (name, suite, flavour) in &arguments.kernels {
         let kernel = debian::suite_kernel(&cache, suite, *flavour, &Terminal::new())?;
         eprintln!("{name}: {}", kernel.release);
         let symbols = symbols(&kernel)?;
-        let (outcomes, trouble) = on_host(&kernel, &programs, &arguments)?;
+        let (outcomes, trouble) = on_host(&kernel, &program, &arguments)?;
         seen.push(Seen {
             name: (*name).to_owned(),
             release: kernel.release,
@@ -159,31 +164,32 @@ fn run() -> Result<bool, Box<dyn Error>> {
     if let Some(file) = &arguments.write {
         write(file, &text)?;
     }
-    Ok(seen.iter().all(|seen| seen.passes(&arguments.programs)))
+    Ok(seen.iter().all(|seen| seen.passes(&arguments.modules)))
 }
 
-/// Builds the tests' programs.
-fn test_programs(names: &[String]) -> Result<Vec<PathBuf>, Box<dyn Error>> {
+/// Builds the test program.
+fn test_program() -> Result<PathBuf, Box<dyn Error>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
-    build.args(["test", "--no-run", "--quiet", "-p", "exotrace-tests"]);
+    // With the features of the whole workspace, as `cargo test --workspace` builds it.
+    build.args(["build", "--workspace", "--quiet", "--test", SYSTEM]);
     build.arg("--message-format=json-render-diagnostics");
-    for name in names {
-        build.args(["--test", name]);
-    }
     let mut child = build.stdout(Stdio::piped()).spawn()?;
-    let mut programs = Vec::new();
+    let mut program = None;
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).lines() {
             let line = line?;
+            if !line.contains(r#""kind":["test"]"#) {
+                continue;
+            }
             let path = line.split_once(r#""executable":""#);
             if let Some((path, _)) = path.and_then(|(_, rest)| rest.split_once('"')) {
-                programs.push(PathBuf::from(path));
+                program = Some(PathBuf::from(path));
             }
         }
     }
     match child.wait()?.success() {
-        true => Ok(programs),
+        true => program.ok_or_else(|| format!("cargo has built no {SYSTEM}").into()),
         false => Err("the tests cannot be built".into()),
     }
 }
@@ -222,11 +228,11 @@ fn symbols(kernel: &DebianKernel) -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// Runs the programs on the host with that kernel as guest. Returns their outcomes, and the reason
+/// Runs the modules on the host with that kernel as guest. Returns their outcomes, and the reason
 /// why some may be missing.
 fn on_host(
     kernel: &DebianKernel,
-    programs: &[PathBuf],
+    program: &Path,
     arguments: &Arguments,
 ) -> Result<(Vec<Outcome>, Option<String>), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
@@ -238,16 +244,11 @@ fn on_host(
     fs::create_dir_all(put("kernel/modules"))?;
     fs::copy(&kernel.image, put("kernel/vmlinuz"))?;
     fs::write(put("kernel/modules").join(MODULE), module(kernel)?)?;
-    fs::create_dir(put("programs"))?;
-    for program in programs {
-        let stem = program.file_name().unwrap_or_default().to_string_lossy();
-        let name = stem.rsplit_once('-').map_or(&*stem, |(name, _)| name);
-        // They have 30 MB of debug information each.
-        let mut strip = Command::new("strip");
-        strip.arg("-o").arg(put("programs").join(name)).arg(program);
-        if !strip.status()?.success() {
-            return Err(format!("{} cannot be stripped", program.display()).into());
-        }
+    // It has 40 MB of debug information.
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(put(SYSTEM)).arg(program);
+    if !strip.status()?.success() {
+        return Err(format!("{} cannot be stripped", program.display()).into());
     }
     fs::create_dir(put("data"))?;
     support::compiled::ship(&put("data"))?;
@@ -257,10 +258,11 @@ fn on_host(
     host.args(["host", "svm", "--limit", &arguments.limit.to_string()]);
     host.args(arguments.dev.then_some("--dev"));
     host.arg("--out").arg(&out);
-    for name in ["kernel", "programs", "data", "check.sh"] {
+    for name in ["kernel", SYSTEM, "data", "check.sh"] {
         host.arg("--put").arg(put(name));
     }
-    host.args(["--", "bash", "check.sh"]);
+    host.args(["--", "bash", "check.sh"])
+        .args(&arguments.modules);
     let status = host.status()?;
     let results = fs::read_to_string(out.join("results.json")).unwrap_or_default();
     let outcomes: Vec<Outcome> = results.lines().filter_map(outcome).collect();

@@ -7,7 +7,7 @@ use crate::checks::{CHECKS, Check, LEFT_OUT};
 /// The outcome of one test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// The test, as `program::test`.
+    /// The test, as `module::test`.
     pub test: String,
     /// `ok`, `FAILED` or `ignored`.
     pub result: String,
@@ -57,17 +57,17 @@ impl Seen {
         }
     }
 
-    /// Returns whether all checks that rest on `programs` passed, and each of these ran.
-    pub fn passes(&self, programs: &[String]) -> bool {
-        let is_of = |test: &str, program: &String| test.split("::").next() == Some(program);
-        let ran = |program| self.outcomes.iter().any(|it| is_of(&it.test, program));
+    /// Returns whether all checks that rest on `modules` passed, and each of these ran.
+    pub fn passes(&self, modules: &[String]) -> bool {
+        let is_of = |test: &str, module: &String| test.split("::").next() == Some(module);
+        let ran = |module| self.outcomes.iter().any(|it| is_of(&it.test, module));
         let is_asked = |check: &&Check| {
             let mut tests = check.tests.iter();
-            tests.any(|test| programs.iter().any(|program| is_of(test, program)))
+            tests.any(|test| modules.iter().any(|module| is_of(test, module)))
         };
         let mut asked = CHECKS.iter().filter(is_asked);
         self.trouble.is_none()
-            && programs.iter().all(ran)
+            && modules.iter().all(ran)
             && asked.all(|check| self.cell(check) == "yes")
     }
 }

@@ -20,6 +20,11 @@ pub enum CargoError {
     Nothing(String),
 }
 
+/// The example that makes the files of test programs that run elsewhere. It is built with every
+/// debug program of a host: cargo then gives all of them the features that tests need, and compiles
+/// the crates once.
+pub const TEST_DATA: &str = "test-data";
+
 /// A program that cargo has built.
 #[derive(Debug, Clone)]
 pub struct Built {
@@ -47,12 +52,12 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Runs cargo with `words` and returns the programs of `kind` (`bin`, `test`, `bench`) that it has
-/// built.
+/// Runs cargo with `words` and returns the programs of `kinds` (`bin`, `test`, `example`) that it
+/// has built.
 ///
 /// # Errors
 /// If the build fails or has no such program.
-pub fn build(words: &[&str], kind: &str) -> Result<Vec<Built>, CargoError> {
+pub fn build(words: &[&str], kinds: &[&str]) -> Result<Vec<Built>, CargoError> {
     let mut child = cargo()
         .args(words)
         .args([
@@ -66,7 +71,7 @@ pub fn build(words: &[&str], kind: &str) -> Result<Vec<Built>, CargoError> {
     let mut built = Vec::new();
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).lines() {
-            built.extend(program(&line?, kind));
+            built.extend(program(&line?, kinds));
         }
     }
     if !child.wait()?.success() {
@@ -78,34 +83,17 @@ pub fn build(words: &[&str], kind: &str) -> Result<Vec<Built>, CargoError> {
     }
 }
 
-/// Runs cargo with `words`; its output goes to the user.
-///
-/// # Errors
-/// If it fails.
-pub fn run(words: &[&str]) -> Result<(), CargoError> {
-    let (verb, rest) = words.split_first().unwrap_or((&"", &[]));
-    let status = cargo()
-        .arg(verb)
-        .args(["--locked", "--quiet"])
-        .args(rest)
-        .stdin(Stdio::null())
-        .status()?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(CargoError::Failed(words.join(" "))),
-    }
-}
-
 /// Returns a command that runs the cargo that runs this program.
 fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Returns the program that a message names, if it is of `kind`.
-fn program(line: &str, kind: &str) -> Option<Built> {
+/// Returns the program that a message names, if it is of `kinds`.
+fn program(line: &str, kinds: &[&str]) -> Option<Built> {
     let message: Message = serde_json::from_str(line).ok()?;
     let target = message.target?;
-    let wanted = message.reason == "compiler-artifact" && target.kind.iter().any(|k| k == kind);
+    let is_of_kind = |kind: &String| kinds.contains(&kind.as_str());
+    let wanted = message.reason == "compiler-artifact" && target.kind.iter().any(is_of_kind);
     // `path+file:///FOLDER#NAME@VERSION`, or `...FOLDER#VERSION` if the folder has the package's
     // name.
     let package = message.package_id.rsplit_once('#')?;
@@ -129,13 +117,13 @@ mod tests {
             r#"{"reason":"compiler-artifact","package_id":"path+file:///x/vmm#exotrace-vmm@0.1.0",
             "target":{"kind":["test"],"name":"traps"},"executable":"/x/target/debug/deps/traps-1"}"#
                 .replace('\n', " ");
-        let built = program(&line, "test").unwrap();
+        let built = program(&line, &["bin", "test"]).unwrap();
         assert_eq!(
             (built.package.as_str(), built.name.as_str()),
             ("exotrace-vmm", "traps")
         );
         assert_eq!(built.path, PathBuf::from("/x/target/debug/deps/traps-1"));
-        assert!(program(&line, "bin").is_none());
-        assert!(program(r#"{"reason":"build-finished","success":true}"#, "test").is_none());
+        assert!(program(&line, &["bin"]).is_none());
+        assert!(program(r#"{"reason":"build-finished","success":true}"#, &["test"]).is_none());
     }
 }

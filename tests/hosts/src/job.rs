@@ -121,11 +121,18 @@ impl Job {
         let kernel = kernel::build(&kind::KERNEL, &cache, &progress)?.bzimage();
         let mut tree = Tree::base(&log)?;
         progress.phase("building exotrace");
-        let mut words = vec!["build", "-p", "exotrace"];
-        if !arguments.dev {
-            words.push("--release");
-        }
-        for built in cargo::build(&words, "bin")? {
+        let words: &[&str] = match arguments.dev {
+            true => &[
+                "build",
+                "--workspace",
+                "--bin",
+                "exotrace",
+                "--example",
+                cargo::TEST_DATA,
+            ],
+            false => &["build", "-p", "exotrace", "--release"],
+        };
+        for built in cargo::build(words, &["bin"])? {
             tree.built(&format!("bin/{}", built.name), &built.path, &log)?;
         }
         add_guests(&mut tree, &cache, &progress)?;

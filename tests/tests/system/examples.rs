@@ -3,19 +3,19 @@
 use support::{Kernel, host, shell};
 
 #[allow(dead_code)]
-#[path = "../../cli/examples/boot.rs"]
+#[path = "../../../cli/examples/boot.rs"]
 mod boot;
 #[allow(dead_code)]
-#[path = "../../cli/examples/expect.rs"]
+#[path = "../../../cli/examples/expect.rs"]
 mod expect;
 #[allow(dead_code)]
-#[path = "../../cli/examples/inspect.rs"]
+#[path = "../../../cli/examples/inspect.rs"]
 mod inspect;
 #[allow(dead_code)]
-#[path = "../../cli/examples/script.rs"]
+#[path = "../../../cli/examples/script.rs"]
 mod script;
 #[allow(dead_code)]
-#[path = "../../cli/examples/trace.rs"]
+#[path = "../../../cli/examples/trace.rs"]
 mod trace;
 
 #[test]
