@@ -10,6 +10,7 @@
     reason = "guests and clients of tests are held, not printed"
 )]
 
+pub mod busy;
 pub mod command;
 pub mod compiled;
 pub mod crowd;
@@ -35,6 +36,7 @@ pub mod timing;
 pub mod tiny_program;
 pub mod traced;
 pub mod tracing;
+pub mod two_cpus;
 pub mod user_guest;
 pub mod victims;
 pub mod watched;

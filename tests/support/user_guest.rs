@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use introspect::kernel::task_list::{TaskInfo, TaskState};
 use introspect::system::TextFile;
 use introspect::x86_64::PAGE;
 use probes::engine::{Capture, EnableError, Engine, EngineStats, Filter, ProbeStats, Session};
@@ -31,7 +32,7 @@ pub const STATICS: &str = "/bin/statics";
 pub const STATES: &str = "/bin/states";
 /// The milliseconds for a program that is to keep sleeping.
 pub const FOR_EVER: &str = "100000000";
-/// The interval at which a process is polled for having mapped a file.
+/// The interval at which a process is polled for its state, and for having mapped a file.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The guest and the engine of its machine.
@@ -88,9 +89,14 @@ impl UserGuest {
     /// If it does not.
     pub fn spawn_sleeper(&self, command: &str) -> u32 {
         let pid = self.spawn(command);
-        self.shell.output(&format!(
-            "until grep -q ') S ' /proc/{pid}/stat; do busybox usleep 20000; done"
-        ));
+        // Not while it is still the shell's copy.
+        let program = command.split_whitespace().next().unwrap_or_default();
+        let name = program.rsplit('/').next().unwrap_or_default();
+        self.wait_for_process(pid, "asleep", |task| {
+            task.is_some_and(|task| {
+                task.name() == name.as_bytes() && task.state == TaskState::Sleeping
+            })
+        });
         pid
     }
 
@@ -99,9 +105,9 @@ impl UserGuest {
     /// # Panics
     /// If it has ended, or is not stopped.
     pub fn wait_until_stopped(&self, pid: u32) {
-        self.shell.output(&format!(
-            "until grep -q ') T ' /proc/{pid}/stat; do busybox usleep 20000; done"
-        ));
+        self.wait_for_process(pid, "stopped", |task| {
+            task.is_some_and(|task| task.state == TaskState::Stopped)
+        });
     }
 
     /// Ends a process and waits until it is gone.
@@ -109,9 +115,33 @@ impl UserGuest {
     /// # Panics
     /// If it does not end.
     pub fn kill(&self, pid: u32) {
-        self.shell.output(&format!(
-            "kill -9 {pid}; while [ -e /proc/{pid} ]; do busybox usleep 20000; done"
-        ));
+        self.shell.output(&format!("kill -9 {pid}"));
+        self.wait_for_process(pid, "gone", |task| task.is_none());
+    }
+
+    /// Waits until `done` accepts a process, as it is read from outside: a guest that asks itself
+    /// starts a program each time, at half a second of a CPU where its kernel is interpreted.
+    ///
+    /// # Panics
+    /// If it does not within [`COMMAND_LIMIT`]; `what` names the awaited condition.
+    pub fn wait_for_process(&self, pid: u32, what: &str, done: impl Fn(Option<&TaskInfo>) -> bool) {
+        let number = i32::try_from(pid).unwrap_or_else(|e| panic!("{pid}: {e}"));
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        loop {
+            let task = self.insight.look(&self.shell.linux.machine, |look| {
+                let task = look.process(number).unwrap_or_else(|e| panic!("{e}"));
+                task.unwrap_or_else(|e| panic!("{e}"))
+            });
+            if done(task.as_ref()) {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{pid} is not {what}: {task:?}\n{}",
+                self.shell.linux.situation()
+            );
+            std::thread::sleep(LOOK_INTERVAL);
+        }
     }
 
     /// Returns the probes of a pattern, once a process has mapped the file.

@@ -13,7 +13,9 @@ use vmm::machine::{DiskConfig, Overlay, VirtioConfig};
 use vmm::snapshot::RestoredDisks;
 
 /// The size of each disk in bytes.
-const DISK: usize = 4 << 20;
+const DISK: usize = 512 << 10;
+/// A place in the middle of a sector, and one in another cluster.
+const PLACES: [usize; 2] = [300_001, 400_001];
 
 /// Runs `qemu-img`, which must succeed, and returns its output.
 fn qemu_img(folder: &Path, words: &str) -> String {
@@ -120,7 +122,10 @@ fn writes_go_to_qcow2_and_overlays_and_a_snapshot_holds_the_overlays() {
     );
     let mut expected = pattern.clone();
     for (disk, mark) in [("vda", "FIRST"), ("vdb", "SECOND"), ("vdc", "THIRD")] {
-        let dd = format!("dd of=/dev/{disk} bs=1 seek=900001 conv=notrunc,fsync 2> /dev/null");
+        let dd = format!(
+            "dd of=/dev/{disk} bs=1 seek={} conv=notrunc,fsync 2> /dev/null",
+            PLACES[0]
+        );
         tell(&shell, &format!("printf {mark} | {dd}"));
     }
     tell(&shell, "busybox blkdiscard -o 65536 -l 131072 /dev/vda");
@@ -133,7 +138,7 @@ fn writes_go_to_qcow2_and_overlays_and_a_snapshot_holds_the_overlays() {
     );
     let mut marked = |mark: &[u8]| {
         expected.copy_from_slice(&pattern);
-        expected[900_001..900_001 + mark.len()].copy_from_slice(mark);
+        expected[PLACES[0]..][..mark.len()].copy_from_slice(mark);
         expected.clone()
     };
     let [mut first, second, third] = [&b"FIRST"[..], b"SECOND", b"THIRD"].map(&mut marked);
@@ -169,20 +174,23 @@ fn two_restored_guests_have_their_own_disks(folder: &Path, saved: &Path, third: 
     let shells = [1, 2].map(|_| Shell::restore_with(host, Kernel::small(), saved, &disks));
     for (shell, mark) in shells.iter().zip(["ONE", "TWO"]) {
         tell(shell, "echo 3 > /proc/sys/vm/drop_caches");
-        let dd = "dd of=/dev/vdc bs=1 seek=3000001 conv=notrunc,fsync 2> /dev/null";
+        let dd = format!(
+            "dd of=/dev/vdc bs=1 seek={} conv=notrunc,fsync 2> /dev/null",
+            PLACES[1]
+        );
         tell(shell, &format!("printf {mark} | {dd}"));
     }
     for (number, (shell, mark)) in shells.iter().zip(["ONE", "TWO"]).enumerate() {
         tell(shell, "echo 3 > /proc/sys/vm/drop_caches");
-        let read = |disk: &str, at: u32| {
+        let read = |disk: &str, at: usize| {
             let dd = format!("dd if=/dev/{disk} bs=1 skip={at} count=3 2> /dev/null");
             tell(shell, &dd)
         };
         let found = [
-            ("vda", 900_001),
-            ("vdb", 900_001),
-            ("vdc", 900_001),
-            ("vdc", 3_000_001),
+            ("vda", PLACES[0]),
+            ("vdb", PLACES[0]),
+            ("vdc", PLACES[0]),
+            ("vdc", PLACES[1]),
         ];
         let found = found.map(|(disk, at)| read(disk, at));
         assert_eq!(found, ["FIR", "SEC", "THI", mark]);
@@ -190,7 +198,7 @@ fn two_restored_guests_have_their_own_disks(folder: &Path, saved: &Path, third: 
         let again = PathBuf::from(format!("again{number}"));
         shell.save(host, &folder.join(&again));
         let mut expected = third.to_vec();
-        expected[3_000_001..3_000_004].copy_from_slice(mark.as_bytes());
+        expected[PLACES[1]..][..mark.len()].copy_from_slice(mark.as_bytes());
         let content = content(folder, &format!("{}/overlay2", again.display()));
         assert!(content == expected, "the overlay of {mark} differs");
     }

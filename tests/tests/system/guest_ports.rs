@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use sha2::{Digest, Sha256};
+use support::busy;
 use support::command::{Running, World, words};
 use support::host;
 use support::host::Host;
@@ -14,8 +15,6 @@ use support::ports;
 use support::shell::COMMAND_LIMIT;
 
 const NAME: &str = "inside";
-/// The seconds for which ports are opened again and again.
-const BUSY_SECONDS: u64 = 60;
 /// The size of a line of trace(3) in bytes.
 const LINE: usize = 121;
 
@@ -250,7 +249,7 @@ fn ports_that_are_opened_again_and_again_neither_hang_nor_leak() {
         &mut machine,
         &format!(
             "n=0; end=$(($(date +%s)+{})); while [ $(date +%s) -lt $end ]; do {round}; n=$((n+1)); done; echo rounds=$n",
-            BUSY_SECONDS
+            busy::time().as_secs()
         ),
     );
     assert!(told.contains("rounds="), "{told}");

@@ -8,13 +8,12 @@ use probes::engine::{Capture, Filter, RingSize};
 use probes::event::{Event, EventKind};
 use probes::provider;
 use support::insight::Insight;
-use support::linux::BootOptions;
 use support::ptrace::{
     FAULT_HANDLERS, Traced, assert_in_order, count, is, is_fault, is_run, made, shell_pid, taken,
     unhandled,
 };
-use support::shell::{COMMAND_LIMIT, full_initramfs};
-use support::{Kernel, Linux, Shell, host, rich, tracing};
+use support::shell::COMMAND_LIMIT;
+use support::{host, rich, tracing, two_cpus};
 use trace_devices::port::ControlPort;
 use trace_devices::ptrace::record::{
     EventType, Record, SleepState, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE, name_of, sleep_parts,
@@ -508,18 +507,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
 #[test]
 fn switches_of_two_cpus_are_those_that_the_guest_counts() {
     let host = host!();
-    let linux = Linux::boot(
-        host,
-        &BootOptions {
-            kernel: Kernel::small(),
-            initramfs: Some(&full_initramfs()),
-            command_line: &guest::build::kernel::cmdline(),
-            cpus: 2,
-            protocol: None,
-            virtio: Default::default(),
-        },
-    );
-    let traced = Traced::new(Shell::at_prompt(linux));
+    let traced = Traced::new(two_cpus::guest(host));
     let shell = shell_pid(&traced.shell);
     traced.command("trace all 1");
     let paused = traced.pause();

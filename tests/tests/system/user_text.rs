@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use probes::engine::{Filter, Match, ProbeStats};
 use probes::probe::{Probe, Target};
-use support::shell::{BOOT_LIMIT, COMMAND_LIMIT};
+use support::shell::COMMAND_LIMIT;
 use support::tracing::{self, SLOTS};
 use support::user_guest::{ALLOCS, FOR_EVER, FSLOAD, LIBC, UserGuest};
-use support::{Kernel, Linux, Shell, host, shell};
+use support::{host, two_cpus};
 
 /// A command that lets a process go on that waits for a line from `/tmp/go`. It waits until the
 /// process and its children, which hold `/tmp/done` open, have ended.
@@ -234,24 +234,7 @@ fn twenty_thousand_calls_are_twenty_thousand_events() {
 #[test]
 fn calls_on_two_cpus_are_all_seen() {
     let host = host!();
-    let linux = Linux::boot(
-        host,
-        &support::linux::BootOptions {
-            kernel: Kernel::small(),
-            initramfs: Some(&shell::full_initramfs()),
-            command_line: &guest::build::kernel::cmdline(),
-            cpus: 2,
-            protocol: None,
-            virtio: Default::default(),
-        },
-    );
-    let started = Instant::now();
-    let shell = Shell::at_prompt(linux);
-    println!(
-        "booted in {:?} of at most {BOOT_LIMIT:?}",
-        started.elapsed()
-    );
-    let guest = UserGuest::of(shell);
+    let guest = UserGuest::of(two_cpus::guest(host));
     let command =
         format!("busybox taskset 1 allocs {MANY} 0 & busybox taskset 2 allocs {MANY} 0; wait");
     many_calls(&guest, &command, 2);
