@@ -112,6 +112,8 @@ fn stalled(world: &World, options: &str) -> Running {
         let exits = told["port_exits"].as_u64().unwrap_or(0);
         let stands = exits > 128 << 10 && exits == last;
         last = exits;
+        // Meanwhile the guest has the CPU.
+        std::thread::sleep(Duration::from_millis(200));
         stands
     });
     running
@@ -122,14 +124,13 @@ fn a_reader_that_stands_still_holds_up_no_command_and_no_end() {
     if !has_kvm() {
         return;
     }
-    for end in ["SIGTERM", "SIGINT", "stop"] {
+    for end in ["SIGTERM", "stop"] {
         let world = World::new();
         let running = stalled(&world, "");
         let saved = world.run("snapshot saved");
         assert_eq!(saved.status, 0, "{saved:?}");
         match end {
             "SIGTERM" => running.signal(Signal::TERM),
-            "SIGINT" => running.signal(Signal::INT),
             _ => assert_eq!(world.run("stop").status, 0),
         }
         let ended = running.finish();

@@ -6,6 +6,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use introspect::Gva;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u64;
@@ -187,6 +189,10 @@ impl PanicWitness for Counted {
             text: Some("counted enough".into()),
             ..PanicReport::default()
         })
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(1)
     }
 }
 

@@ -5,6 +5,9 @@
 //! guest runs, and when the run has ended. A guest that panics before any trap is armed, and then
 //! resets, halts, faults or hangs, thus ends as [`RunEnd::Panic`] too.
 
+use std::time::Duration;
+
+use super::watch::AFTER_PANIC;
 use super::{Handle, Machine, RunEnd};
 use crate::vcpu::VcpuRegisters;
 
@@ -26,6 +29,11 @@ pub trait PanicWitness: Send + Sync {
     /// It is called on the watch thread while vCPUs run, when it must cost little. It is called
     /// once at the end of the run (`ended`), on the thread that first asks for the end.
     fn look(&self, machine: &Handle, ended: bool) -> Option<PanicReport>;
+
+    /// Returns the time that a panicked kernel may go on printing before the run is ended.
+    fn patience(&self) -> Duration {
+        AFTER_PANIC
+    }
 }
 
 impl Machine {

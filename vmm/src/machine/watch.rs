@@ -10,8 +10,9 @@ use super::{Handle, RunEnd};
 
 /// The interval between two checks. Each pauses the vCPUs for some tens of microseconds.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The time that a panicked kernel may go on printing before the run is ended.
-const AFTER_PANIC: Duration = Duration::from_secs(10);
+/// The time that a panicked kernel may go on printing before the run is ended, unless the witness
+/// of its panic has another.
+pub(super) const AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// A thread that checks the vCPUs at intervals. Dropping this ends it.
 pub(super) struct Watchdog {
@@ -34,7 +35,9 @@ impl Watchdog {
                     let panic = machine.panic(false);
                     if let Some(report) = &panic {
                         let since = *panicked.get_or_insert_with(Instant::now);
-                        if since.elapsed() > AFTER_PANIC {
+                        let witness = shared.witness.get();
+                        let patience = witness.map_or(AFTER_PANIC, |witness| witness.patience());
+                        if since.elapsed() > patience {
                             shared.control.end(RunEnd::Panic(report.clone()));
                             return;
                         }
