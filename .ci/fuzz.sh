@@ -45,13 +45,20 @@ tool() {
     [ -x "$program" ] || program=$1
 }
 
-# Builds the targets of a crate ($1) into a folder ($2); further arguments are cargo-fuzz's own
-# options.
+# Builds targets into a folder ($1) with the coverage counters that libFuzzer reads: the flags of
+# cargo-fuzz without a sanitizer. Further arguments are cargo's own: --bins, or some of them by --bin.
+# With `fast` in $2, comparisons are not recorded.
 fuzz_build() {
-    local program crate=$1 built=$2
+    local built=$1 speed=$2 flag flags=(-Cpasses=sancov-module --cfg=fuzzing -Cdebug-assertions -Ccodegen-units=1)
     shift 2
-    tool cargo-fuzz 0.13.2 612108f626b6ee0e5d63b1a0e257c89c13abffbd8fff539ccbffb7205b33093f
-    "$program" build --sanitizer none --fuzz-dir "$crate/fuzz" --target-dir "$built" "$@"
+    for flag in sanitizer-coverage-level=4 sanitizer-coverage-inline-8bit-counters sanitizer-coverage-pc-table \
+        sanitizer-coverage-stack-depth simplifycfg-branch-fold-threshold=0; do
+        flags+=("-Cllvm-args=-$flag")
+    done
+    [ "$speed" = fast ] || flags+=(-Cllvm-args=-sanitizer-coverage-trace-compares)
+    # One build of all crates: cargo gives them the same features, and compiles each once.
+    RUSTFLAGS="${flags[*]}" cargo build --manifest-path fuzz/Cargo.toml --workspace --locked --release \
+        --target x86_64-unknown-linux-gnu --target-dir "$built" "$@"
 }
 
 # Runs a target ($2) of a crate ($1), built into a folder ($3), from its seeds, adding to a corpus
