@@ -29,7 +29,12 @@ const PACKAGES: [(&str, &str); 5] = [
 const SYSTEM: (&str, &str) = ("exotrace-tests", "system");
 
 /// Test programs that do not run on the hosts: package, name, reason.
-const ELSEWHERE: [(&str, &str, &str); 4] = [
+const ELSEWHERE: [(&str, &str, &str); 5] = [
+    (
+        "exotrace-tests",
+        "gdb",
+        "runs gdb, which the host has not: see tests/images/gdb.sh",
+    ),
     (
         "exotrace-tests",
         "second_opinion",

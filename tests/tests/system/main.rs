@@ -12,6 +12,7 @@ mod disk_images;
 mod dt;
 mod examples;
 mod expect;
+mod gdb;
 mod guest_patches;
 mod guest_patches_branches;
 mod guest_patches_midway;
