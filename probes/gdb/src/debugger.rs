@@ -218,6 +218,10 @@ impl<'g> Debugger<'g> {
             }
             Cause::Exit => {
                 self.exiting.insert(stop.thread);
+                if self.step == Some(stop.thread) {
+                    // It has no next instruction for which the others would wait.
+                    self.stops.let_alone(None);
+                }
                 let threads = self.process.threads().unwrap_or_default();
                 let is_last = threads
                     .iter()
@@ -260,6 +264,6 @@ impl Drop for Debugger<'_> {
     fn drop(&mut self) {
         // Before the traps go, so that no vCPU waits for a hit that nobody reports.
         self.stops.let_alone(None);
-        self.stops.clear();
+        self.stops.close();
     }
 }

@@ -45,10 +45,16 @@ pub(crate) struct Stop {
     pub(crate) hold: Option<Paused>,
 }
 
-/// The hits that wait, oldest first.
+#[derive(Debug, Default)]
+struct Waiting {
+    stops: VecDeque<Stop>,
+    is_closed: bool,
+}
+
+/// The hits that wait, oldest first. There are none once it is closed.
 #[derive(Debug, Default)]
 pub(crate) struct Stops {
-    waiting: Mutex<VecDeque<Stop>>,
+    waiting: Mutex<Waiting>,
     /// The thread that alone may go on, or 0.
     alone: AtomicI32,
 }
@@ -56,7 +62,7 @@ pub(crate) struct Stops {
 impl Stops {
     /// Returns the oldest hit.
     pub(crate) fn next(&self) -> Option<Stop> {
-        self.waiting.lock().pop_front()
+        self.waiting.lock().stops.pop_front()
     }
 
     /// Lets one thread alone pass the process's breakpoints, or all. The others stay at those that
@@ -66,11 +72,24 @@ impl Stops {
             .store(thread.unwrap_or_default(), Ordering::SeqCst);
     }
 
-    /// Forgets all hits, and lets the machine go on.
-    pub(crate) fn clear(&self) {
-        // Dropped without the lock, which the vCPU threads take.
-        let waiting = std::mem::take(&mut *self.waiting.lock());
+    /// Forgets all hits and lets the machine go on. Hits from now on do not hold it: a vCPU may
+    /// still be on its way to one.
+    pub(crate) fn close(&self) {
+        let mut waiting = self.waiting.lock();
+        waiting.is_closed = true;
+        let stops = std::mem::take(&mut waiting.stops);
         drop(waiting);
+        // Dropped without the lock, which the vCPU threads take.
+        drop(stops);
+    }
+
+    /// Adds the hit that `make` holds the machine at. Returns whether it did.
+    fn add(&self, make: impl FnOnce() -> Stop) -> bool {
+        let mut waiting = self.waiting.lock();
+        if !waiting.is_closed {
+            waiting.stops.push_back(make());
+        }
+        !waiting.is_closed
     }
 }
 
@@ -108,20 +127,48 @@ impl Program for Holder {
             }
             return HitOutcome::Filtered;
         }
-        let stop = Stop {
+        let added = self.stops.add(|| Stop {
             cause: self.cause,
             thread,
             address: hit.registers().rip,
             argument: self.argument(hit),
             returned: hit.returned(),
             hold: hit.hold_here(),
-        };
-        self.stops.waiting.lock().push_back(stop);
+        });
+        if !added {
+            return HitOutcome::Filtered;
+        }
         hit.wake();
         HitOutcome::Accepted
     }
 
     fn may_hold(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stop(thread: i32) -> Stop {
+        Stop {
+            cause: Cause::Breakpoint,
+            thread,
+            address: 0,
+            argument: 0,
+            returned: None,
+            hold: None,
+        }
+    }
+
+    #[test]
+    fn hits_come_in_order_and_none_once_nobody_reports_them() {
+        let stops = Stops::default();
+        assert!(stops.add(|| stop(1)) && stops.add(|| stop(2)));
+        assert_eq!(stops.next().map(|stop| stop.thread), Some(1));
+        stops.close();
+        assert!(stops.next().is_none());
+        assert!(!stops.add(|| panic!("a hit holds the machine for nobody")));
     }
 }
