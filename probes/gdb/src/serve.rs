@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use gdbstub::common::Signal;
 use gdbstub::conn::Connection;
 use gdbstub::stub::state_machine::GdbStubStateMachine;
 use gdbstub::stub::{DisconnectReason, GdbStub, MultiThreadStopReason};
@@ -167,7 +168,8 @@ fn converse<'g>(
                 let woken = input.wait(&waiter);
                 debugger.breakpoints.follow_up();
                 if ended.load(Ordering::SeqCst) {
-                    let reason = MultiThreadStopReason::Exited(0);
+                    // As a process ends whose machine is switched off.
+                    let reason = MultiThreadStopReason::Terminated(Signal::SIGKILL);
                     let told = running.report_stop(debugger, reason);
                     told.map_err(|error| broken(&error))?;
                     return Ok(End::MachineEnded);
