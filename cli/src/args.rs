@@ -319,7 +319,7 @@ pub struct Stack {
 In gdb: target remote | exotrace gdb -p 22
 In lldb, with --listen /run/gdb.socket: process connect unix-connect:///run/gdb.socket
 
-The whole machine stands still while the debugger holds the process. Programs and libraries are read from the guest's memory. The guest is \
+The whole machine is paused while the debugger holds the process. Programs and libraries are read from the guest's memory. The guest is \
 not changed without --write.")]
 pub struct Gdb {
     /// The machine

@@ -32,7 +32,7 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
     };
     let cannot = |error: io::Error| Failure::new(format_args!("{}: {error}", path.display()));
     let listener = UnixListener::bind(&path).map_err(cannot)?;
-    let socket = Removed(path.clone());
+    let _socket = Removed(path.clone());
     say(format_args!(
         "waiting for debuggers; in gdb: target remote {}",
         path.display()
@@ -48,7 +48,6 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
         {
             say(error.message());
         }
-        let _ = &socket;
     }
 }
 
@@ -62,7 +61,7 @@ impl Drop for Removed {
     }
 }
 
-/// Attaches to the process. The machine stands still from then on.
+/// Attaches to the process. The machine is paused from then on.
 fn attach(machine: &Running, command: &Command) -> Result<UnixStream, Failure> {
     let stream = connect(machine, command)?;
     match first_answer(machine, &stream)? {

@@ -137,7 +137,7 @@ pub enum Answer {
         /// The matching probes.
         probes: Vec<ListedProbe>,
     },
-    /// The answer to [`Command::Gdb`]: the machine stands still.
+    /// The answer to [`Command::Gdb`]: the machine is paused.
     Debugging {
         /// The number of the process.
         pid: i32,

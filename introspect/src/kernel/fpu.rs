@@ -7,7 +7,7 @@ use super::structure::{Structure, StructureError};
 use crate::bytes::u64_at;
 use crate::{Gva, MemoryView};
 
-/// The size in bytes of the part that FXSAVE stores.
+/// The size in bytes of the registers as FXSAVE stores them (Intel SDM volume 1, section 10.5.1).
 pub const FXSAVE: usize = 512;
 /// The bit of `thread_info.flags` of a task whose registers are in memory alone, though it runs in
 /// the kernel (`TIF_NEED_FPU_LOAD`, arch/x86/include/asm/thread_info.h).
@@ -103,7 +103,7 @@ impl FpuLayout {
     }
 }
 
-/// Puts initial values in the place of parts that the CPU did not store, since they had them.
+/// Sets the parts that the CPU did not store to their initial values.
 fn initial_parts(area: &mut [u8; FXSAVE], stored: u64) {
     let mut put = |from: usize, to: usize, bytes: &[u8]| {
         let places = area.iter_mut().take(to).skip(from);

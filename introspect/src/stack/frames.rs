@@ -253,7 +253,7 @@ impl SavedRegisters {
         })
     }
 
-    /// Puts the general registers and the number of the system call into the bytes of a `pt_regs`.
+    /// Stores the general registers and the number of the system call in the bytes of a `pt_regs`.
     pub fn store(&self, bytes: &mut [u8; Self::SIZE as usize]) {
         let words = self.general.words();
         let places = Self::PLACES.into_iter().chain([15]);

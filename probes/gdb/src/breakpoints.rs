@@ -2,7 +2,7 @@
 //!
 //! A client takes its breakpoints out at each stop, and puts them back before it goes on. A
 //! breakpoint that was taken out therefore stays armed until the guest goes on without it. While
-//! one thread steps and the client wants the others to stand still, they may reach such a
+//! one thread steps and the client wants the others to stay, they may reach such a
 //! breakpoint. They stay there until it is in place again, or gone. System calls that the client
 //! catches are taken out and put back in the same way.
 

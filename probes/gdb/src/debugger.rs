@@ -8,7 +8,6 @@ use std::sync::Arc;
 use gdbstub::common::{Signal, Tid};
 use gdbstub::stub::MultiThreadStopReason;
 use gdbstub::target::ext::catch_syscalls::CatchSyscallPosition;
-use introspect::x86_64::GeneralRegisters;
 use probes::engine::Engine;
 use probes::provider::Traceable;
 use vmm::machine::Paused;
@@ -18,7 +17,7 @@ use crate::events::{self, Ending};
 use crate::files::Files;
 use crate::process::{DebugError, Process};
 use crate::registers::UserRegisters;
-use crate::step::successors;
+use crate::step::{callers, successors};
 use crate::stops::{Cause, Stop, Stops};
 
 /// The length of the longest instruction in bytes.
@@ -39,7 +38,7 @@ pub(crate) struct Debugger<'g> {
     hold: Option<Paused>,
     /// The thread that the client wants to step.
     step: Option<i32>,
-    /// Whether the other threads are to stand still meanwhile.
+    /// Whether the other threads stay where they are meanwhile.
     alone: bool,
     /// The threads that were seen to begin their exit. The kernel marks them later: while the
     /// process dumps core, they wait.
@@ -114,7 +113,7 @@ impl<'g> Debugger<'g> {
         self.step = Some(thread);
     }
 
-    /// Makes the other threads stand still while one steps.
+    /// Keeps the other threads where they are while one steps.
     pub(crate) fn want_alone(&mut self) {
         self.alone = true;
     }
@@ -153,19 +152,10 @@ impl<'g> Debugger<'g> {
         });
         if !self.breakpoints.step_to(&self.process, thread, &ends)? {
             // Code that is in no file, such as the vdso: it is left before the step ends.
-            let callers = self.callers(&general, code);
+            let callers = callers(code, &general, &|address| self.word(address));
             self.breakpoints.step_to(&self.process, thread, &callers)?;
         }
         Ok(())
-    }
-
-    /// Returns the places to which a function returns that is entered next.
-    fn callers(&self, general: &GeneralRegisters, code: &[u8]) -> Vec<u64> {
-        let mut decoder =
-            iced_x86::Decoder::with_ip(64, code, general.rip, iced_x86::DecoderOptions::NONE);
-        let next = decoder.decode().next_ip();
-        let returned = self.word(general.rsp);
-        [Some(next), returned].into_iter().flatten().collect()
     }
 
     fn word(&self, address: u64) -> Option<u64> {
@@ -174,14 +164,14 @@ impl<'g> Debugger<'g> {
         (read == word.len()).then(|| u64::from_le_bytes(word))
     }
 
-    /// Returns the next stop to report. The machine stands still then.
+    /// Returns the next stop to report. The machine is paused then.
     pub(crate) fn next_stop(&mut self) -> Option<MultiThreadStopReason<u64>> {
         while let Some(stop) = self.stops.next() {
             let Some(reason) = self.judge(&stop) else {
                 continue;
             };
             let returned = stop.returned;
-            self.stand_still(stop.hold);
+            self.pause(stop.hold);
             self.returned = returned.map(|result| (stop.thread, result));
             return Some(reason);
         }
@@ -189,7 +179,7 @@ impl<'g> Debugger<'g> {
     }
 
     /// Pauses the machine, if a hit has not done so, and forgets the step in progress.
-    fn stand_still(&mut self, hold: Option<Paused>) {
+    fn pause(&mut self, hold: Option<Paused>) {
         let hold = hold.unwrap_or_else(|| self.process.guest().machine().pause());
         self.hold = Some(hold);
         self.stops.let_alone(None);
@@ -248,7 +238,7 @@ impl<'g> Debugger<'g> {
 
     /// Stops the process at the client's request. Returns the report.
     pub(crate) fn interrupt(&mut self) -> MultiThreadStopReason<u64> {
-        self.stand_still(None);
+        self.pause(None);
         let threads = self.process.threads().unwrap_or_default();
         let running = threads.iter().find(|thread| thread.is_running);
         let thread = running.or(threads.first());

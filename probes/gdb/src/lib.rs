@@ -1,7 +1,7 @@
 //! Serves the GDB remote protocol (GDB manual, appendix E) for one process of a running guest, from
 //! outside: no agent in the guest, and nothing of its process table shows a debugger.
 //!
-//! The whole machine stands still while the debugger holds the process. Registers of threads that
+//! The whole machine is paused while the debugger holds the process. Registers of threads that
 //! do not run come from where the kernel keeps them, and memory through the process's page tables.
 //! Breakpoints are traps in the page cache, like probes of programs, that stop this process alone.
 //! A step of one thread is a trap at each instruction that may follow, for that thread only. The

@@ -12,7 +12,7 @@ use introspect::x86_64::paging::Translation;
 use introspect::x86_64::{GeneralRegisters, PAGE, paging};
 use introspect::{CpuRegisters, Gpa, Gva, MemoryView};
 use probes::probe::Probe;
-use probes::provider::{Traceable, uprobe};
+use probes::provider::{self, Traceable, uprobe};
 
 use crate::registers::UserRegisters;
 
@@ -108,17 +108,14 @@ impl<'g> Process<'g> {
         self.guest
     }
 
-    /// Forgets what is known of the guest only while it stands still.
+    /// Forgets the facts that hold only while the guest is paused.
     pub(crate) fn goes_on(&self) {
         self.unwinder.borrow_mut().take();
     }
 
     /// Returns an answer of the paused guest.
     fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> Result<T, DebugError> {
-        let (mut ask, mut answer) = (Some(ask), None);
-        let asked = &mut |system: PausedSystem<'_>| answer = ask.take().map(|ask| ask(system));
-        self.guest.inspect(asked).map_err(DebugError::Guest)?;
-        answer.ok_or_else(|| DebugError::Guest("it could not be paused".to_owned()))
+        provider::inspect(self.guest, ask).map_err(DebugError::Guest)
     }
 
     /// Returns an answer about the process of the paused guest.

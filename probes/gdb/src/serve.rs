@@ -41,9 +41,6 @@ pub enum End {
 /// A session that cannot go on. The guest runs on, as before.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The process cannot be debugged.
-    #[error(transparent)]
-    Debug(#[from] DebugError),
     /// The connection is broken.
     #[error("the connection to the debugger is broken: {0}")]
     Connection(#[from] io::Error),
@@ -74,8 +71,8 @@ impl Connection for Client {
 
 type Session<'a, 'g> = GdbStubStateMachine<'a, Debugger<'g>, Client>;
 
-/// A debugger that is attached to a process. The machine stands still until its client lets it go
-/// on. Dropping it lets the guest run on as before.
+/// A debugger that is attached to a process. The machine is paused until its client resumes it.
+/// Dropping it lets the guest run on as before.
 pub struct Attached<'g>(Debugger<'g>);
 
 impl fmt::Debug for Attached<'_> {
@@ -156,12 +153,8 @@ fn converse<'g>(
             }
             GdbStubStateMachine::Running(running) => {
                 if let Some(reason) = debugger.next_stop() {
-                    let end = end_of(&reason);
-                    let told = running.report_stop(debugger, reason);
-                    session = told.map_err(|error| broken(&error))?;
-                    if let Some(end) = end {
-                        return Ok(end);
-                    }
+                    let reported = running.report_stop(debugger, reason);
+                    session = reported.map_err(|error| broken(&error))?;
                     continue;
                 }
                 debugger.go_on();
@@ -170,8 +163,8 @@ fn converse<'g>(
                 if ended.load(Ordering::SeqCst) {
                     // As a process ends whose machine is switched off.
                     let reason = MultiThreadStopReason::Terminated(Signal::SIGKILL);
-                    let told = running.report_stop(debugger, reason);
-                    told.map_err(|error| broken(&error))?;
+                    let reported = running.report_stop(debugger, reason);
+                    reported.map_err(|error| broken(&error))?;
                     return Ok(End::MachineEnded);
                 }
                 match woken {
@@ -200,15 +193,6 @@ fn converse<'g>(
                 });
             }
         };
-    }
-}
-
-/// Returns the end of the session that follows a report.
-fn end_of(reason: &MultiThreadStopReason<u64>) -> Option<End> {
-    match reason {
-        MultiThreadStopReason::Exited(code) => Some(End::Exited(*code)),
-        MultiThreadStopReason::Terminated(signal) => Some(End::Killed(signal.0)),
-        _ => None,
     }
 }
 

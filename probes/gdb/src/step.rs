@@ -52,6 +52,19 @@ pub(crate) fn successors(
     }
 }
 
+/// Returns the addresses to which the function returns that is entered next: behind a call in
+/// `code`, and the return address on the stack.
+pub(crate) fn callers(
+    code: &[u8],
+    registers: &GeneralRegisters,
+    read: &dyn Fn(u64) -> Option<u64>,
+) -> Vec<u64> {
+    let mut decoder = Decoder::with_ip(64, code, registers.rip, DecoderOptions::NONE);
+    let next = decoder.decode().next_ip();
+    let returned = read(registers.rsp);
+    [Some(next), returned].into_iter().flatten().collect()
+}
+
 /// Returns the target of a branch that is in a register or in memory.
 fn target(
     instruction: &Instruction,

@@ -128,9 +128,7 @@ impl Enabled {
             since,
         }
     }
-}
 
-impl Enabled {
     /// Checks whether its hits may hold the machine.
     pub(crate) fn may_hold(&self) -> bool {
         let program = self.program.as_ref();

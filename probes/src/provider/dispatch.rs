@@ -57,8 +57,14 @@ fn suggestion(nearest: &[String]) -> String {
     }
 }
 
-/// Returns the answer of a paused guest.
-fn inspect<T>(guest: &dyn Traceable, ask: impl FnOnce(PausedSystem<'_>) -> T) -> Result<T, String> {
+/// Pauses the guest and returns the answer about its structures.
+///
+/// # Errors
+/// As [`Traceable::inspect`].
+pub fn inspect<T>(
+    guest: &dyn Traceable,
+    ask: impl FnOnce(PausedSystem<'_>) -> T,
+) -> Result<T, String> {
     let (mut ask, mut answer) = (Some(ask), None);
     guest.inspect(&mut |system| answer = ask.take().map(|ask| ask(system)))?;
     answer.ok_or_else(|| "the guest could not be paused".to_owned())

@@ -11,7 +11,7 @@ pub mod tracepoint;
 pub mod uprobe;
 pub mod usdt;
 
-pub use dispatch::{NotFound, Traceable, find, find_tracepoints, find_user, may_come};
+pub use dispatch::{NotFound, Traceable, find, find_tracepoints, find_user, inspect, may_come};
 
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;

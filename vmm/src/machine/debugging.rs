@@ -4,14 +4,11 @@
 use std::sync::atomic::Ordering;
 
 use introspect::Gpa;
+use introspect::kernel::fpu::FXSAVE;
 use introspect::x86_64::GeneralRegisters;
 use kvm_bindings::kvm_regs;
 
 use super::{Handle, Paused};
-
-/// The size in bytes of the registers of floating point and vectors as FXSAVE stores them (Intel
-/// SDM volume 1, section 10.5.1).
-pub const FXSAVE: usize = 512;
 
 impl Handle {
     /// Returns the registers of floating point and vectors of a vCPU of the paused machine, as

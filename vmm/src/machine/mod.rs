@@ -8,7 +8,7 @@
 mod boot;
 pub mod console;
 pub(crate) mod control;
-pub mod debugging;
+mod debugging;
 mod end;
 mod handle;
 mod panic;

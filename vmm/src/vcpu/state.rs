@@ -5,6 +5,7 @@
 //! the state of a pending INIT or SIPI, because KVM delivers that when asked. Source:
 //! Documentation/virt/kvm/api.rst.
 
+use introspect::kernel::fpu::FXSAVE;
 use kvm_bindings::{
     kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
     kvm_xsave,
@@ -16,7 +17,6 @@ use super::Vcpu;
 use crate::clock::host_tsc;
 use crate::host::HostProfile;
 use crate::machine::RunEnd;
-use crate::machine::debugging::FXSAVE;
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::msr;
 
