@@ -16,6 +16,15 @@ pub enum Progress {
     More,
 }
 
+/// The file with a guest's writes to a disk.
+#[derive(Debug)]
+pub struct OverlayFile {
+    /// The file.
+    pub file: File,
+    /// The number of the guest's changes to it. Files of the same number are the same.
+    pub changes: u64,
+}
+
 /// The error of a rejected saved state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("state of the {device}: {problem}; the snapshot is damaged or of another configuration")]
@@ -116,7 +125,7 @@ pub trait VirtioDevice: Send {
     ///
     /// # Errors
     /// If earlier writes cannot be brought into it.
-    fn overlay(&mut self) -> io::Result<Option<File>> {
+    fn overlay(&mut self) -> io::Result<Option<OverlayFile>> {
         Ok(None)
     }
 

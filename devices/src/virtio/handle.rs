@@ -2,7 +2,6 @@
 //! the interrupt.
 
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +10,7 @@ use std::time::Instant;
 use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_NEEDS_RESET};
 use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING};
 
-use super::device::{Progress, VirtioDevice};
+use super::device::{OverlayFile, Progress, VirtioDevice};
 use super::queue::{QueueStats, Queues};
 use crate::signals::InterruptLine;
 
@@ -206,7 +205,7 @@ impl DeviceHandle {
     ///
     /// # Errors
     /// If earlier writes cannot be brought into it.
-    pub fn overlay(&self) -> io::Result<Option<File>> {
+    pub fn overlay(&self) -> io::Result<Option<OverlayFile>> {
         self.0.core().device.overlay()
     }
 

@@ -4,7 +4,7 @@
 //! names.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwapOption;
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) user_sites: Mutex<usize>,
     /// Held while the machine is saved.
     pub(crate) saving: Mutex<()>,
+    /// Whether the log of dirty pages has an owner.
+    pub(crate) log_owned: AtomicBool,
     pub(crate) counters: Counters,
     /// The instructions that were completed for the guest.
     pub(crate) completed: Instructions,
@@ -92,6 +94,7 @@ impl Shared {
             control: parts.control,
             user_sites: Mutex::default(),
             saving: Mutex::default(),
+            log_owned: AtomicBool::new(false),
             counters: Counters::default(),
             completed: Instructions::default(),
             refused: Instructions::default(),

@@ -57,35 +57,59 @@ impl<'a> MemoryFile<'a> {
 
 /// Pages that were copied while the guest was paused, to be written when it runs again. The guest
 /// does not wait for the disk.
-pub(super) struct Copied {
+#[derive(Default)]
+pub(super) struct Pages {
     bytes: Vec<u8>,
     /// The guest-physical addresses of the copies.
     runs: Vec<Range<u64>>,
-    used: usize,
 }
 
-impl Copied {
+impl Pages {
     /// Allocates room and touches all of it, so that the guest does not wait for the host to find
     /// pages either.
-    pub(super) fn with_room(bytes: u64) -> Self {
+    pub(super) fn with_room(room: u64) -> Self {
+        let mut bytes = vec![0xff; room as usize];
+        bytes.clear();
         Self {
-            bytes: vec![0xff; bytes as usize],
+            bytes,
             runs: Vec::new(),
-            used: 0,
         }
     }
 
-    /// Copies a range of RAM. Returns `false` if there is no room.
-    pub(super) fn add(&mut self, ram: &GuestRam, run: &Range<u64>) -> io::Result<bool> {
-        let end = self.used + (run.end - run.start) as usize;
-        let Some(place) = self.bytes.get_mut(self.used..end) else {
-            return Ok(false);
-        };
+    /// Checks whether a range still has room.
+    pub(super) fn has_room(&self, run: &Range<u64>) -> bool {
+        let left = self.bytes.capacity() - self.bytes.len();
+        run.end - run.start <= left as u64
+    }
+
+    /// Copies a range of RAM, which grows the room if need be.
+    pub(super) fn add(&mut self, ram: &GuestRam, run: &Range<u64>) -> io::Result<()> {
+        let used = self.bytes.len();
+        self.bytes.resize(used + (run.end - run.start) as usize, 0);
+        let place = self.bytes.get_mut(used..).unwrap_or_default();
         let read = ram.read_physical(Gpa(run.start), place);
-        read.map_err(io::Error::other)?;
-        self.used = end;
+        if let Err(error) = read {
+            self.bytes.truncate(used);
+            return Err(io::Error::other(error));
+        }
         self.runs.push(run.clone());
-        Ok(true)
+        Ok(())
+    }
+
+    /// Gives the room back that is not used.
+    pub(super) fn trimmed(mut self) -> Self {
+        self.bytes.shrink_to_fit();
+        self
+    }
+
+    /// Returns the size of the copies in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Returns the guest-physical ranges of the copies.
+    pub(super) fn runs(&self) -> &[Range<u64>] {
+        &self.runs
     }
 
     /// Writes the copies.
@@ -179,9 +203,10 @@ mod tests {
         ram.write_physical(Gpa(4096), &[0]).unwrap();
         memory.write(&(4096..8192), Zeros::Written).unwrap();
         ram.write_physical(Gpa(0), &[0]).unwrap();
-        let mut copied = Copied::with_room(4096);
-        assert!(copied.add(&ram, &(0..4096)).unwrap());
-        assert!(!copied.add(&ram, &(0..4096)).unwrap());
+        let mut copied = Pages::with_room(4096);
+        assert!(copied.has_room(&(0..4096)));
+        copied.add(&ram, &(0..4096)).unwrap();
+        assert!(!copied.has_room(&(0..4096)));
         copied.write(&file, Zeros::Written).unwrap();
         assert_eq!(ones(&file), USED[2..]);
     }

@@ -22,6 +22,7 @@ mod disks;
 mod files;
 mod folder;
 mod format;
+mod history;
 mod kernel;
 mod memory_file;
 mod partial;
@@ -32,6 +33,7 @@ mod save;
 #[cfg(feature = "test-utils")]
 pub mod test_utils;
 mod verify;
+mod write_log;
 
 use kvm_bindings::{kvm_irqchip, kvm_pit_state2};
 use serde::{Deserialize, Serialize};
@@ -40,6 +42,7 @@ pub use disks::{DiskRefusal, RestoredDisks};
 pub use files::{FileRefusal, Files};
 pub use folder::{FolderError, NewFolder};
 pub use format::{FORMAT_VERSION, SnapshotDamage};
+pub use history::{CheckpointInfo, Extent, History, HistoryError, Kept, Source};
 pub use kernel::{KernelHash, KernelReference};
 pub use restore::{
     RestoreError, RestoredLinks, RestoredMachine, RestoredNet, restore, restore_connected,

@@ -9,21 +9,17 @@
 //! and so are the copies ([`MOST_COPIED`]). The remaining pages are written while the guest is
 //! paused.
 //!
-//! Dirty pages have two sources. KVM's log has the guest's writes, if the host record says that it
-//! works ([`vm::log_written_pages`]). The notes of
-//! [`GuestRam::watch_writes`](crate::memory::GuestRam::watch_writes) have the host's own.
-//!
 //! Pages with traps are among the last ones, with their original bytes restored.
 
 use std::fs::File;
 use std::ops::ControlFlow;
 
 use super::MEMORY_FILE;
-use super::memory_file::{Copied, MemoryFile, Zeros, chunks};
+use super::memory_file::{MemoryFile, Pages, Zeros, chunks};
 use super::save::{SaveError, Stage, failed, go_on};
+use super::write_log::WriteLog;
 use crate::machine::Machine;
 use crate::memory::PageSet;
-use crate::vm::{self, KvmError};
 
 /// The maximum number of rounds.
 const MOST_ROUNDS: usize = 8;
@@ -43,13 +39,13 @@ pub(super) struct Writing<'a> {
     machine: &'a Machine,
     memory: MemoryFile<'a>,
     /// The log of dirty pages, if there is one. Dropping it ends the watch.
-    log: Option<WriteLog<'a>>,
+    log: Option<WriteLog>,
     /// The pages whose current content is not in the file.
     left: PageSet,
     /// The number of bytes written. `total` counts the bytes found to need writing.
     done: u64,
     total: u64,
-    copied: Copied,
+    copied: Pages,
 }
 
 impl<'a> Writing<'a> {
@@ -62,7 +58,7 @@ impl<'a> Writing<'a> {
     ) -> Result<Self, SaveError> {
         let ram = machine.ram();
         let memory = MemoryFile::new(ram, file).map_err(failed(MEMORY_FILE))?;
-        let log = WriteLog::start(machine);
+        let log = WriteLog::start(machine.shared());
         let mut writing = Self {
             machine,
             memory,
@@ -70,12 +66,12 @@ impl<'a> Writing<'a> {
             left: PageSet::all(ram),
             done: 0,
             total: 0,
-            copied: Copied::with_room(0),
+            copied: Pages::with_room(0),
         };
         writing.rounds(watch)?;
         // Until the guest is paused, as many pages as the last round has left may be added.
         let room = writing.left.bytes().saturating_mul(2) + (4 << 20);
-        writing.copied = Copied::with_room(room.min(MOST_COPIED).min(ram.size()));
+        writing.copied = Pages::with_room(room.min(MOST_COPIED).min(ram.size()));
         Ok(writing)
     }
 
@@ -123,72 +119,29 @@ impl<'a> Writing<'a> {
                 self.left.merge(with_traps);
             }
             for run in chunks(&self.left) {
-                let copied = self.copied.add(ram, &run);
-                if !copied.map_err(failed(MEMORY_FILE))? {
-                    let written = self.memory.write(&run, zeros);
-                    written.map_err(failed(MEMORY_FILE))?;
-                }
+                let copied = match self.copied.has_room(&run) {
+                    true => self.copied.add(ram, &run),
+                    false => self.memory.write(&run, zeros),
+                };
+                copied.map_err(failed(MEMORY_FILE))?;
             }
             Ok(())
         })
     }
 
-    /// Writes the copies. The machine may run again.
-    pub(super) fn finish(mut self, file: &File) -> Result<(), SaveError> {
+    /// Writes the copies. The machine may run again. Returns the log of what it has written since
+    /// they were made.
+    pub(super) fn finish(self, file: &File) -> Result<Option<WriteLog>, SaveError> {
         let zeros = self.zeros();
-        self.log = None;
-        self.copied.write(file, zeros).map_err(failed(MEMORY_FILE))
+        let written = self.copied.write(file, zeros);
+        written.map_err(failed(MEMORY_FILE))?;
+        Ok(self.log)
     }
 
     fn zeros(&self) -> Zeros {
         match self.log {
             Some(_) => Zeros::Written,
             None => Zeros::Left,
-        }
-    }
-}
-
-/// A watch of all writes to a machine's memory, the guest's and the host's.
-struct WriteLog<'a> {
-    machine: &'a Machine,
-}
-
-impl<'a> WriteLog<'a> {
-    /// Starts the watch. Returns `None` if the host's KVM does not log writes.
-    fn start(machine: &'a Machine) -> Option<Self> {
-        if !machine.profile().write_log {
-            return None;
-        }
-        let log = Self { machine };
-        if let Err(error) = log.set_kvm(true) {
-            log::warn!("the guest is paused while its memory is written: {error}");
-            return None;
-        }
-        let paused = machine.pause();
-        machine.ram().watch_writes(true);
-        drop(paused);
-        Some(log)
-    }
-
-    fn set_kvm(&self, log: bool) -> Result<(), KvmError> {
-        let shared = self.machine.shared();
-        vm::log_written_pages(shared.vm()?, &shared.ram, log)
-    }
-
-    /// Returns the pages that were written since the last call.
-    fn take(&self) -> Result<PageSet, KvmError> {
-        let shared = self.machine.shared();
-        let mut written = vm::written_pages(shared.vm()?, &shared.ram)?;
-        written.merge(&shared.ram.take_written());
-        Ok(written)
-    }
-}
-
-impl Drop for WriteLog<'_> {
-    fn drop(&mut self) {
-        self.machine.ram().watch_writes(false);
-        if let Err(error) = self.set_kvm(false) {
-            log::warn!("the guest's writes are logged on, which costs time: {error}");
         }
     }
 }

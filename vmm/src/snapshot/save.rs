@@ -122,13 +122,10 @@ pub fn write(
     kvm: &Kvm,
     machine: &Machine,
     info: &SnapshotInfo,
-    mut files: Files,
+    files: Files,
     watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
 ) -> Result<Saved, SaveError> {
-    let (found, expected) = (files.overlays.len(), machine.overlays());
-    if found != expected {
-        return Err(SaveError::Overlays { found, expected });
-    }
+    check_overlays(&files, machine)?;
     // Another save would take this one's log of dirty pages.
     let _alone = machine.shared().saving.lock();
     let mut memory = Writing::start(machine, &files.memory, watch)?;
@@ -140,9 +137,19 @@ pub fn write(
     let goes_on = go_on(watch(Stage::Paused));
     drop(paused);
     let paused = began.elapsed();
-    let mut state = state?;
+    let state = state?;
     copied.and(goes_on)?;
-    memory.finish(&files.memory)?;
+    drop(memory.finish(&files.memory)?);
+    finish(state, files, watch)?;
+    Ok(Saved { paused })
+}
+
+/// Hashes the written memory, writes the state, and waits until all files are on the disk.
+pub(super) fn finish(
+    mut state: SavedMachine,
+    mut files: Files,
+    watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
+) -> Result<(), SaveError> {
     state.pieces = hashes(&files.memory, state.memory, watch)?;
     let body = postcard::to_stdvec(&state).map_err(SaveError::Encode)?;
     let written = files.state.write_all(&format::encode(&body));
@@ -153,16 +160,25 @@ pub fn write(
     for overlay in &files.overlays {
         overlay.sync_all().map_err(failed(OVERLAY_FILE))?;
     }
-    Ok(Saved { paused })
+    Ok(())
+}
+
+/// Checks that there is a file for each overlay of the machine.
+pub(super) fn check_overlays(files: &Files, machine: &Machine) -> Result<(), SaveError> {
+    let (found, expected) = (files.overlays.len(), machine.overlays());
+    match found == expected {
+        true => Ok(()),
+        false => Err(SaveError::Overlays { found, expected }),
+    }
 }
 
 /// Copies the overlays of the paused machine to `files`. A file system with shared extents shares
 /// them.
-fn copy_overlays(machine: &Machine, files: &[File]) -> Result<(), SaveError> {
+pub(super) fn copy_overlays(machine: &Machine, files: &[File]) -> Result<(), SaveError> {
     let overlays = machine.devices().virtio.overlays();
     for (overlay, mut file) in overlays.map_err(failed(OVERLAY_FILE))?.iter().zip(files) {
         // Its place is that of the backend's descriptor.
-        let mut overlay = overlay;
+        let mut overlay = &overlay.file;
         let copied = overlay
             .rewind()
             .and_then(|()| io::copy(&mut overlay, &mut file));
@@ -199,7 +215,8 @@ pub(super) fn failed(name: &'static str) -> impl FnOnce(io::Error) -> SaveError 
     move |source| SaveError::Write { name, source }
 }
 
-fn collect(
+/// Reads the state of the paused machine, apart from its memory and the hashes of that.
+pub(super) fn collect(
     kvm: &Kvm,
     machine: &Machine,
     paused: &Paused,

@@ -1,8 +1,9 @@
 //! The storage of a block device's sectors.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
+
+use crate::virtio::device::OverlayFile;
 
 /// The backend of a block device: bytes 0 to [`BlockBackend::length`], all of which can be read at
 /// any time.
@@ -43,7 +44,7 @@ pub trait BlockBackend: Send {
     ///
     /// # Errors
     /// If earlier writes cannot be brought into it.
-    fn overlay(&mut self) -> io::Result<Option<File>> {
+    fn overlay(&mut self) -> io::Result<Option<OverlayFile>> {
         Ok(None)
     }
 }

@@ -11,7 +11,6 @@ mod image;
 mod request;
 
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::time::Instant;
 
@@ -24,6 +23,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 
+pub use crate::virtio::device::OverlayFile;
 pub use backend::BlockBackend;
 pub use image::{Damage, ImageError, ImageFormat, ImageOptions, Overlay, open};
 use request::Disk;
@@ -159,7 +159,7 @@ impl VirtioDevice for Block {
         self.disk.write_through = true;
     }
 
-    fn overlay(&mut self) -> io::Result<Option<File>> {
+    fn overlay(&mut self) -> io::Result<Option<OverlayFile>> {
         self.disk.backend.overlay()
     }
 

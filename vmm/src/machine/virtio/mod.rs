@@ -19,7 +19,6 @@ mod tap;
 mod vsock;
 mod worker;
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +37,7 @@ use devices::{Bus, SharedDevice};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use serde::{Deserialize, Serialize};
 
-pub use devices::virtio::blk::{BlockBackend, ImageError, ImageFormat, Overlay};
+pub use devices::virtio::blk::{BlockBackend, ImageError, ImageFormat, Overlay, OverlayFile};
 
 pub use config::{ConsoleConfig, DiskConfig, Transport, VirtioConfig, VirtioError};
 pub(crate) use config::{DeviceConfig, places};
@@ -284,7 +283,7 @@ impl Devices {
     }
 
     /// Returns the overlays of the paused machine's disks, up to date, in the disks' order.
-    pub(crate) fn overlays(&self) -> io::Result<Vec<File>> {
+    pub(crate) fn overlays(&self) -> io::Result<Vec<OverlayFile>> {
         let overlays = self.0.iter().map(|device| device.handle.overlay());
         overlays.filter_map(Result::transpose).collect()
     }

@@ -16,7 +16,7 @@ use imago::qcow2::Qcow2;
 use imago::raw::Raw;
 use imago::{FormatAccess, FormatCreateBuilder, StorageOpenOptions};
 
-use super::super::BlockBackend;
+use super::super::{BlockBackend, OverlayFile};
 use super::{ImageError, ImageFormat, Layer, Overlay, lock, whole};
 
 pub use check::Damage;
@@ -38,6 +38,8 @@ pub(super) struct Qcow2Image {
     access: FormatAccess<ImageFile>,
     /// The top file, if it is an overlay.
     overlay: Option<File>,
+    /// The number of writes.
+    changes: u64,
     tables: Tables,
 }
 
@@ -104,6 +106,7 @@ impl Qcow2Image {
         Ok(Self {
             access,
             overlay: is_overlay.then_some(file),
+            changes: 0,
             tables,
         })
     }
@@ -142,6 +145,7 @@ impl BlockBackend for Qcow2Image {
     }
 
     fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.changes += 1;
         self.access.write(data, offset)?;
         self.written(&(offset..offset.saturating_add(data.len() as u64)))
     }
@@ -158,6 +162,7 @@ impl BlockBackend for Qcow2Image {
         let end = (range.end - range.end % cluster).max(start);
         self.zero(range.start..start)?;
         if start < end {
+            self.changes += 1;
             self.access.discard_to_zero(start, end - start)?;
             self.written(&(start..end))?;
         }
@@ -165,9 +170,11 @@ impl BlockBackend for Qcow2Image {
         Ok(true)
     }
 
-    fn overlay(&mut self) -> io::Result<Option<File>> {
+    fn overlay(&mut self) -> io::Result<Option<OverlayFile>> {
         self.access.flush()?;
-        self.overlay.as_ref().map(File::try_clone).transpose()
+        let file = self.overlay.as_ref().map(File::try_clone).transpose()?;
+        let changes = self.changes;
+        Ok(file.map(|file| OverlayFile { file, changes }))
     }
 }
 

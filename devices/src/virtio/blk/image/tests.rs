@@ -269,7 +269,11 @@ fn an_overlay_takes_the_writes_and_the_image_stays() {
         let mut second = open(&path, &saved).unwrap();
         first.write_at(&[8; 512], 512).unwrap();
         assert_eq!((byte(&mut *first, 512), byte(&mut *second, 512)), (8, 7));
-        assert!(second.overlay().unwrap().is_some());
+        // Its file is known by its changes.
+        let changes = first.overlay().unwrap().unwrap().changes;
+        assert_eq!(first.overlay().unwrap().unwrap().changes, changes);
+        first.write_at(&[9; 512], 512).unwrap();
+        assert_ne!(first.overlay().unwrap().unwrap().changes, changes);
         assert!(std::fs::read(&path).unwrap() == before, "{name}");
     }
 }
