@@ -61,6 +61,8 @@ pub enum Command {
     Image(Image),
     /// Save a running machine to a folder
     Snapshot(Snapshot),
+    /// Save a running machine as it was some seconds before, from its history
+    Rewind(Rewind),
     /// End a running machine, after removing all traps
     Stop(Stop),
     /// Show a running machine's counters
@@ -216,6 +218,19 @@ pub struct Snapshot {
     #[arg(long, conflicts_with = "vm")]
     pub verify: bool,
     /// A new folder; with --verify one that is there
+    pub folder: PathBuf,
+}
+
+/// Options of `rewind`.
+#[derive(Debug, Args)]
+pub struct Rewind {
+    /// The machine, which runs with --history
+    #[command(flatten)]
+    pub which: VmSelector,
+    /// How long ago: the newest checkpoint that is so old is taken, else the oldest one
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = crate::history::time)]
+    pub ago: Duration,
+    /// A new folder
     pub folder: PathBuf,
 }
 

@@ -42,6 +42,7 @@ mod ending;
 mod expect;
 mod guest_image;
 mod guest_kernel;
+mod history;
 mod host;
 #[cfg(feature = "test-utils")]
 pub mod hostile;

@@ -67,6 +67,7 @@ fn look_with(finder: &PanicFinder, machine: &Handle, ended: bool) -> Option<Pani
         vcpu: vcpu.filter(|vcpu| *vcpu < machine.vcpus()),
         registers: None,
         text: found.text,
+        at: None,
     })
 }
 

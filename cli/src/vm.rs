@@ -1,6 +1,8 @@
 //! A running machine, shared by the threads that serve it: the command's own, the control socket's,
 //! the trace's.
 
+mod moments;
+
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -19,6 +21,7 @@ use vmm::snapshot::{self, Checks, KernelReference, SaveError, Saved, SnapshotInf
 use vmm::{Machine, RunEnd};
 
 use crate::guest_kernel::GuestKernel;
+use crate::history::Keeper;
 use crate::host::Host;
 use crate::inspection::{Inspection, Inspector};
 use crate::panic_witness;
@@ -69,6 +72,8 @@ pub struct Vm {
     pub(crate) devices: TraceDevices,
     /// The watch for the end of its network's program.
     pub(crate) network: Option<Watch>,
+    /// The keeper of its moments.
+    pub(crate) keeper: Keeper,
 }
 
 impl fmt::Debug for Vm {
@@ -158,6 +163,7 @@ impl Vm {
             checks: None,
             devices: TraceDevices::default(),
             network: None,
+            keeper: Keeper::default(),
         }
     }
 

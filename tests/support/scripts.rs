@@ -315,9 +315,10 @@ impl Running<'_> {
             mut err,
         } = self;
         let dialect = session.dialect();
-        let stats = session.finish(&mut |output| {
+        let mut shown = |output| {
             show(&output, dialect, &guest, &mut out, &mut err);
-        });
+        };
+        let stats = session.finish(&mut shown, &mut drop);
         drop(paused);
         Ran {
             out: String::from_utf8_lossy(&out).into_owned(),

@@ -12,8 +12,9 @@ use vmm::machine::{DiskConfig, Transport};
 
 use super::{Format, parse_seconds};
 use crate::disk;
-use crate::expect::Expectation;
 use crate::expect::report::Destination;
+use crate::expect::{Expectation, Point};
+use crate::history::Ring;
 use crate::memory_size;
 use crate::net::Net;
 use crate::registry::VmName;
@@ -202,6 +203,20 @@ pub struct Run {
     /// End the run as soon as all expectations are met; ignored if one of them has an upper bound
     #[arg(long, requires = "expect")]
     pub until_met: bool,
+    /// Keep the machine at the first hit of this probe, before the probed instruction, as a
+    /// snapshot. The guest goes on. May be repeated
+    #[arg(long, value_name = "PROBE[/PREDICATE/]", value_parser = Point::parse)]
+    pub snapshot_at: Vec<Point>,
+    /// Keep checkpoints of the last seconds in memory: one every second, and at most 2G of them,
+    /// unless said otherwise. `exotrace rewind` and a script's `rewind()` write one as a snapshot.
+    /// So does a run that ends with a panic, a crash or an expectation that does not hold, of 2
+    /// seconds before
+    #[arg(long, value_name = "TIME[,every=TIME][,most=SIZE]", value_parser = Ring::from_str)]
+    pub history: Option<Ring>,
+    /// The folder for the snapshots that scripts, --snapshot-at and --history make; by default the
+    /// current one for those of this command line
+    #[arg(long, value_name = "DIR")]
+    pub snapshots: Option<PathBuf>,
     /// Write a report of the expectations: JUnit XML to a FILE.xml, JSON to a FILE.json; may be
     /// repeated
     #[arg(long, value_name = "FILE", requires = "expect", value_parser = Destination::from_str)]
@@ -305,7 +320,7 @@ impl Run {
 
     /// Returns whether the run needs the guest's kernel.
     pub fn needs_kernel(&self) -> bool {
-        !(self.trace.is_empty() && self.expect.is_empty())
+        !(self.trace.is_empty() && self.expect.is_empty() && self.snapshot_at.is_empty())
     }
 
     /// Returns whether the run is traced, by probes or a script.
@@ -384,6 +399,13 @@ mod tests {
             "run --kernel k --net user,host=22",
             "run --kernel k --vsock 2,s",
             "run --kernel k --vsock 3",
+            "run --kernel k --history",
+            "run --kernel k --history 0",
+            "run --kernel k --history 60s,every=2m",
+            "run --kernel k --history 60s,most=lots",
+            "run --kernel k --snapshot-at",
+            "run --kernel k --snapshot-at vfs_read>=3",
+            "run --kernel k --snapshot-at BEGIN",
         ] {
             let words = ["exotrace"].into_iter().chain(words.split_whitespace());
             assert!(Cli::try_parse_from(words.clone()).is_err(), "{words:?}");

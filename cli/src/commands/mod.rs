@@ -37,6 +37,7 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Guest(args) => guest_files::guest_files(&args),
         Command::Image(args) => image::image(&args),
         Command::Snapshot(args) => remote::snapshot(args),
+        Command::Rewind(args) => remote::rewind(args),
         Command::Stop(args) => remote::stop(args),
         Command::Stat(args) => remote::stat(args),
         Command::Vms(args) => remote::vms(&args),

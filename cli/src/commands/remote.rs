@@ -12,7 +12,7 @@ use crate::byte_progress;
 use crate::client::control::{ask, ask_with, ask_within, unexpected};
 use crate::memory_size::HumanSize;
 use crate::protocol::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
-use crate::registry::{self, Registry, Running};
+use crate::registry::{self, Registry, Running, VmName};
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 
 /// The largest number of unknown addresses listed by `stat`.
@@ -42,48 +42,68 @@ pub(super) fn find(which: args::VmSelector) -> Result<Running, Failure> {
     Ok(registry::choose(running, which.vm)?)
 }
 
-/// Runs `exotrace snapshot`. Makes the folder and its files itself, because the machine's process
-/// may not be able to, and has the machine write them.
+/// Runs `exotrace snapshot`.
 pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
     if args.verify {
         return verify(&args.folder);
     }
-    let machine = find(args.which)?;
-    let mut folder = NewFolder::create(&args.folder)?;
+    let (name, size, paused, _) = save(args.which, &args.folder, &Command::Snapshot)?;
+    say(format_args!(
+        "{name}: saved {size} to {}; the guest was paused for {paused}",
+        args.folder.display()
+    ));
+    Ok(())
+}
+
+/// Runs `exotrace rewind`.
+pub fn rewind(args: args::Rewind) -> Result<(), Failure> {
+    let ago_ms = u64::try_from(args.ago.as_millis()).unwrap_or(u64::MAX);
+    let (name, size, _, ago) = save(args.which, &args.folder, &Command::Rewind { ago_ms })?;
+    say(format_args!(
+        "{name}: saved {size} of {ago} ago to {}",
+        args.folder.display()
+    ));
+    Ok(())
+}
+
+/// Has a machine saved to `folder`. Makes the folder and its files itself, because the machine's
+/// process may not be able to. Returns the machine's name, its size, the guest's pause, and the age
+/// of the moment.
+fn save(
+    which: args::VmSelector,
+    folder: &Path,
+    command: &Command,
+) -> Result<(VmName, HumanSize, String, String), Failure> {
+    let machine = find(which)?;
+    let mut folder = NewFolder::create(folder)?;
     match ask(&machine, &Command::Info)? {
         Answer::Info(info) => folder.add_overlays(info.overlays)?,
         other => return Err(unexpected(&machine, &other).into()),
     }
     let bar = byte_progress::bar("saving");
-    let answer = ask_with(
-        &machine,
-        &Command::Snapshot,
-        &folder.descriptors(),
-        |progress| {
-            if let Answer::Saving {
-                hashing,
-                done,
-                total,
-            } = progress
-            {
-                bar.set_message(if hashing { "hashing" } else { "saving" });
-                bar.set_length(total);
-                bar.set_position(done);
-            }
-        },
-    );
+    let answer = ask_with(&machine, command, &folder.descriptors(), |progress| {
+        if let Answer::Saving {
+            hashing,
+            done,
+            total,
+        } = progress
+        {
+            bar.set_message(if hashing { "hashing" } else { "saving" });
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    });
     bar.finish_and_clear();
     match answer? {
-        Answer::Saved { bytes, paused_us } => {
+        Answer::Saved {
+            bytes,
+            paused_us,
+            ago_ms,
+        } => {
             folder.finish()?;
-            let (whole, part) = (paused_us / 1000, paused_us % 1000 / 100);
-            say(format_args!(
-                "{}: saved {} to {}; the guest was paused for {whole}.{part} ms",
-                machine.name,
-                HumanSize(bytes),
-                args.folder.display()
-            ));
-            Ok(())
+            let tenths = |count: u64, unit| format!("{}.{} {unit}", count / 10, count % 10);
+            let (paused, ago) = (tenths(paused_us / 100, "ms"), tenths(ago_ms / 100, "s"));
+            Ok((machine.name, HumanSize(bytes), paused, ago))
         }
         other => Err(unexpected(&machine, &other).into()),
     }
@@ -220,6 +240,18 @@ pub(super) fn stat_text(stat: &Stat) -> String {
     );
     if let Some(hash) = &stat.text {
         text += &format!("{:22} {hash}\n", "kernel text");
+    }
+    if let Some(history) = &stat.history {
+        text += &format!(
+            "{:22} {:>12}, of {}.{} s; {} bytes; pauses of at most {} us\n",
+            "checkpoints",
+            history.checkpoints,
+            history.reaches_back_ms / 1000,
+            history.reaches_back_ms % 1000 / 100,
+            history.bytes,
+            history.longest_pause_us,
+        );
+        text += &format!("{:22} {:>12}\n", "checkpoints left out", history.left_out);
     }
     if let Some(memory) = &stat.restored_memory {
         let counts = [
@@ -406,6 +438,7 @@ mod tests {
                 held: vec![("rings".into(), 30), ("objects".into(), 4)],
                 most: 50,
             },
+            history: None,
             unknown_ports: (0..20).map(unknown).collect(),
             unknown_memory: vec![unknown(0xd000_0000)],
         };

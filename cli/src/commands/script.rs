@@ -267,6 +267,7 @@ pub fn tell(counts: &Counts, verbose: bool) {
         ),
         (counts.lost_values, "values found no room in a map"),
         (counts.divisions_by_zero, "divisions by zero gave 0"),
+        (counts.lost_moments, "moments of the machine were not kept"),
         (
             counts.endless,
             "runs of a rule took too long and were ended",

@@ -23,17 +23,20 @@ pub struct Reach {
     pub read: Vec<PathBuf>,
     /// A folder to remove files from.
     pub removed: Option<PathBuf>,
+    /// A folder to make snapshots in.
+    pub snapshots: Option<PathBuf>,
 }
 
 impl Reach {
-    /// Returns the reach of a run: its folder in the run directory, the time zone files, and
-    /// `--symfs`.
-    pub fn of_run(folder: &Path, symfs: Option<&Path>) -> Self {
+    /// Returns the reach of a run: its folder in the run directory, the time zone files, `--symfs`,
+    /// and the folder for its snapshots.
+    pub fn of_run(folder: &Path, symfs: Option<&Path>, snapshots: Option<&Path>) -> Self {
         let zones = ["/usr/share/zoneinfo", "/etc/localtime"].map(PathBuf::from);
         Self {
             own: Some(folder.to_path_buf()),
             read: zones.into_iter().chain(symfs.map(Into::into)).collect(),
             removed: None,
+            snapshots: snapshots.map(Into::into),
         }
     }
 }
@@ -54,9 +57,12 @@ fn restrict_with(reach: &Reach) -> Result<RestrictionStatus, RulesetError> {
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::AbstractUnixSocket)?
         .create()?;
+    let within = AccessFs::from_read(NEWEST) | AccessFs::from_write(NEWEST);
+    if let Some(Ok(folder)) = reach.snapshots.as_ref().map(PathFd::new) {
+        rules = rules.add_rule(PathBeneath::new(folder, within & !AccessFs::Execute))?;
+    }
     // A missing path needs no rule.
     if let Some(own) = &reach.own {
-        let within = AccessFs::from_read(NEWEST) | AccessFs::from_write(NEWEST);
         if let Ok(folder) = PathFd::new(own) {
             rules = rules.add_rule(PathBeneath::new(folder, within & !AccessFs::Execute))?;
         }

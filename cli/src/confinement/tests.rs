@@ -41,6 +41,7 @@ fn a_service_reaches_its_folder_and_nothing_else() {
             own: Some(own.clone()),
             read: vec!["/proc".into()],
             removed: None,
+            snapshots: None,
         };
         confinement.enter_within(Kind::Service, &reach).unwrap();
         let mut status = String::new();

@@ -220,7 +220,7 @@ fn count(vm: &Vm, mut armed: Armed, met: Option<&AtomicBool>, stop: &Stop) -> Co
         lost_output,
         endless,
         ..
-    } = script.finish(&mut |output| last.push(output));
+    } = script.finish(&mut |output| last.push(output), &mut drop);
     drop(paused);
     last.lost = lost_output;
     Counted {

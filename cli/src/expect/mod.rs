@@ -36,6 +36,15 @@ pub struct Expectation {
     pub number: u64,
 }
 
+/// A probe with a predicate: a moment of the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Point {
+    /// The probe as it is enabled: the entry, if the text names neither entry nor return.
+    pub probe: String,
+    /// The predicate without its slashes.
+    pub predicate: Option<String>,
+}
+
 /// A comparison of hits with a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Comparison {

@@ -1,4 +1,4 @@
-//! The parser of `PROBE[/PREDICATE/][>=N]`.
+//! The parser of `PROBE[/PREDICATE/][>=N]`, and of the same without a count.
 //!
 //! The count follows the last slash and the last quotation mark, so that a predicate and a quoted
 //! name may contain `>`. The script language defines where the predicate begins: `/` begins one
@@ -10,7 +10,7 @@ use bt::ast::{Dialect, ProbeKind, Script};
 use bt::parse::parse;
 use probes::name::{PatternError, ProbePattern};
 
-use super::{Comparison, Expectation};
+use super::{Comparison, Expectation, Point};
 
 /// The characters of comparisons.
 const OPERATORS: [char; 4] = ['>', '<', '=', '!'];
@@ -85,10 +85,35 @@ impl Expectation {
 
     /// Returns the rule without its actions.
     pub fn rule(&self) -> String {
-        match &self.predicate {
-            Some(predicate) => format!("{} /{predicate}/", self.probe),
-            None => self.probe.clone(),
-        }
+        rule_of(&self.probe, self.predicate.as_deref())
+    }
+}
+
+impl Point {
+    /// Parses a point.
+    ///
+    /// # Errors
+    /// The fault in the text.
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
+        let (probe, predicate) = split_rule(text)?;
+        let point = Self {
+            probe: entry_of(probe)?,
+            predicate,
+        };
+        split_rule(&point.rule())?;
+        Ok(point)
+    }
+
+    /// Returns the rule without its actions.
+    pub fn rule(&self) -> String {
+        rule_of(&self.probe, self.predicate.as_deref())
+    }
+}
+
+fn rule_of(probe: &str, predicate: Option<&str>) -> String {
+    match predicate {
+        Some(predicate) => format!("{probe} /{predicate}/"),
+        None => probe.to_owned(),
     }
 }
 

@@ -43,6 +43,11 @@ pub enum Command {
     /// Save the machine to the files with the descriptors sent along: `state`, `memory`, then the
     /// [overlays](Info::overlays) in the order of the disks.
     Snapshot,
+    /// Save the machine as it was before to files in the same way, from its history.
+    Rewind {
+        /// How long before, in milliseconds.
+        ago_ms: u64,
+    },
     /// Return the counts so far.
     Stat {
         /// Add a hash of the kernel's text in memory.
@@ -116,7 +121,8 @@ pub enum Answer {
     Sym(crate::protocol::inspection::Symbols),
     /// To [`Command::Stack`].
     Stack(crate::protocol::inspection::Stacks),
-    /// To [`Command::Snapshot`], any number of times before the answer: how far it is.
+    /// To [`Command::Snapshot`] and [`Command::Rewind`], any number of times before the answer: how
+    /// far it is.
     Saving {
         /// Set once everything is written and the guest runs, while the files are hashed.
         hashing: bool,
@@ -125,12 +131,15 @@ pub enum Answer {
         /// The total in bytes, as far as it is known.
         total: u64,
     },
-    /// The answer to [`Command::Snapshot`].
+    /// The answer to [`Command::Snapshot`] and [`Command::Rewind`].
     Saved {
         /// The size of the machine's memory in bytes.
         bytes: u64,
         /// The length of the guest's pause, in microseconds.
         paused_us: u64,
+        /// The age of the moment at the request, in milliseconds.
+        #[serde(default)]
+        ago_ms: u64,
     },
     /// The answer to [`Command::List`].
     Probes {
@@ -246,6 +255,9 @@ pub struct Stat {
     /// The memory of the machine's process.
     #[serde(default)]
     pub memory: MemoryCount,
+    /// The history of checkpoints, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub history: Option<HistoryCount>,
     /// The ports that no device answers.
     pub unknown_ports: Vec<Unknown>,
     /// The memory addresses that no device answers.
@@ -271,6 +283,21 @@ impl From<&CheckStats> for RestoredMemory {
             damaged: stats.damaged.iter().map(ToString::to_string).collect(),
         }
     }
+}
+
+/// The history of a machine's checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryCount {
+    /// The number of checkpoints.
+    pub checkpoints: u64,
+    /// The age of the oldest one, in milliseconds.
+    pub reaches_back_ms: u64,
+    /// The memory that they take, in bytes.
+    pub bytes: u64,
+    /// The longest pause of the guest for one, in microseconds.
+    pub longest_pause_us: u64,
+    /// The checkpoints that were left out, since another one was being written.
+    pub left_out: u64,
 }
 
 /// The memory of a machine's process, in bytes.
@@ -429,6 +456,7 @@ mod tests {
             Command::Info,
             maps,
             Command::Snapshot,
+            Command::Rewind { ago_ms: 2000 },
             Command::Stat { hash: true },
             Command::PowerButton,
             Command::Stop,
@@ -460,6 +488,7 @@ mod tests {
             engine: vec![("lifted".into(), 4)],
             virtio: Vec::new(),
             memory: MemoryCount::default(),
+            history: None,
             unknown_ports: vec![Unknown {
                 address: 0x64,
                 reads: 1,
@@ -477,6 +506,7 @@ mod tests {
             Answer::Saved {
                 bytes: 8,
                 paused_us: 7,
+                ago_ms: 9,
             },
             Answer::Pressed,
             Answer::Stopping,

@@ -112,6 +112,9 @@ pub struct Counts {
     /// The probes with sites in programs that were given up: see
     /// [`ProbeStats::given_up`](probes::engine::ProbeStats::given_up).
     pub given_up: Vec<String>,
+    /// The moments of the machine that were not kept.
+    #[serde(default)]
+    pub lost_moments: u64,
 }
 
 /// The largest number of output bytes in one line.

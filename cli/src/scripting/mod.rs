@@ -4,6 +4,7 @@
 //! [`Job::finish`] once. Its output is already rendered: bytes for standard output and standard
 //! error.
 
+mod moments;
 mod names;
 
 use crate::protocol::script::Counts;
@@ -24,6 +25,7 @@ use probes::provider::Traceable;
 use crate::protocol::error::RequestError;
 use crate::protocol::script::{Form, ScriptRequest};
 use crate::vm::Vm;
+use moments::Moments;
 use names::GuestNames;
 
 /// Rendered output.
@@ -40,6 +42,7 @@ pub struct Job {
     script: ScriptSession,
     renderer: Renderer,
     ticks_before: u64,
+    moments: Moments,
 }
 
 impl Job {
@@ -55,7 +58,10 @@ impl Job {
         request: &ScriptRequest,
     ) -> Result<(Self, Rendered), RequestError> {
         let ticks_before = engine.stats().joined_ticks;
-        let (script, first) = attach(&machine.traceable(view), engine, request)?;
+        let guest = &machine.traceable(view);
+        let prepared = prepare(guest, engine.tsc_hz(), request)?;
+        moments::begin(machine, prepared.keeps())?;
+        let (script, first) = begin(prepared, guest, engine, request)?;
         let mut renderer = Renderer {
             machine: machine.clone(),
             names: GuestNames::new(view.clone()),
@@ -67,6 +73,7 @@ impl Job {
             script,
             renderer,
             ticks_before,
+            moments: Moments::default(),
         };
         Ok((job, rendered))
     }
@@ -87,10 +94,14 @@ impl Job {
         self.script.waiting()
     }
 
-    /// Enables the probes of modules that the guest has loaded. It is held until then, so this is
-    /// called whether there is room for output or not.
+    /// Enables the probes of modules that the guest has loaded, and keeps the moments that the
+    /// script wants. The guest is held until then, so this is called whether there is room for
+    /// output or not.
     pub fn take_up(&mut self) {
         self.script.take_up();
+        for moment in self.script.take_moments() {
+            self.moments.keep(&self.renderer.machine, moment);
+        }
     }
 
     /// Checks whether the script has ended itself.
@@ -107,7 +118,9 @@ impl Job {
     pub fn step(&mut self) -> Rendered {
         let mut outputs = Vec::new();
         self.script.drain(&mut |output| outputs.push(output));
-        self.renderer.render(&outputs)
+        let mut rendered = self.renderer.render(&outputs);
+        self.moments.tell(&mut rendered.err);
+        rendered
     }
 
     /// Removes the probes and returns the remaining output and the counts.
@@ -126,7 +139,12 @@ impl Job {
         let engine = self.renderer.machine.engine.get().map(Engine::stats);
         let joined_ticks = engine.map_or(0, |stats| stats.joined_ticks) - self.ticks_before;
         let mut outputs = Vec::new();
-        let stats = self.script.finish(&mut |output| outputs.push(output));
+        let mut moments = self.moments;
+        let stats = self
+            .script
+            .finish(&mut |output| outputs.push(output), &mut |moment| {
+                moments.keep(&machine, moment);
+            });
         drop(paused);
         let counts = Counts {
             hits: stats.probes.hits,
@@ -142,8 +160,11 @@ impl Job {
             exit_status: stats.exit_status,
             each,
             given_up,
+            lost_moments: moments.lost(),
         };
-        (self.renderer.render(&outputs), counts)
+        let mut rendered = self.renderer.render(&outputs);
+        moments.tell(&mut rendered.err);
+        (rendered, counts)
     }
 }
 
@@ -176,6 +197,15 @@ pub fn attach(
     request: &ScriptRequest,
 ) -> Result<(ScriptSession, Vec<Output>), RequestError> {
     let prepared = prepare(guest, engine.tsc_hz(), request)?;
+    begin(prepared, guest, engine, request)
+}
+
+fn begin(
+    prepared: Prepared,
+    guest: &dyn Traceable,
+    engine: &Engine,
+    request: &ScriptRequest,
+) -> Result<(ScriptSession, Vec<Output>), RequestError> {
     let mut first = Vec::new();
     let script = prepared.start(engine, &|probe| request.filter(probe), &mut |output| {
         first.push(output)
@@ -212,6 +242,7 @@ pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<(Rendered, 
     let clock = Clock::now(1_000_000_000);
     let prepared = Prepared::new(script, &request.options(), &Nobody, &Nobody, 1, clock);
     let prepared = prepared.map_err(|wrong| request.refuse(&wrong))?;
+    moments::refuse(prepared.keeps())?;
     let mut rendered = Rendered::default();
     let status = prepared.run_alone(&mut |output| {
         render(

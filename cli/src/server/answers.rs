@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use introspect::memory_budget::{self, Purpose};
 use probes::engine::Engine;
@@ -85,6 +86,7 @@ fn stat(vm: &Vm, hash: bool) -> Stat {
                 .to_vec(),
             most: memory_budget::LIMIT,
         },
+        history: vm.keeper.counts(),
         unknown_ports,
         unknown_memory,
     }
@@ -144,12 +146,17 @@ impl server::Machine for Arc<Vm> {
         }
     }
 
-    fn save(&self, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Answer {
-        answer(saving::save(self, descriptors, client), |saved| {
-            Answer::Saved {
-                bytes: self.machine.ram().size(),
-                paused_us: u64::try_from(saved.paused.as_micros()).unwrap_or(u64::MAX),
-            }
+    fn save(
+        &self,
+        descriptors: Vec<OwnedFd>,
+        ago: Option<Duration>,
+        client: &UnixStream,
+    ) -> Answer {
+        let saved = saving::save(self, descriptors, ago, client);
+        answer(saved, |saved| Answer::Saved {
+            bytes: self.machine.ram().size(),
+            paused_us: u64::try_from(saved.paused.as_micros()).unwrap_or(u64::MAX),
+            ago_ms: u64::try_from(saved.ago.as_millis()).unwrap_or(u64::MAX),
         })
     }
 
@@ -175,7 +182,11 @@ impl server::Machine for Arc<Vm> {
                 answer(list(self, &pattern), |probes| Answer::Probes { probes })
             }
             // Answered elsewhere.
-            Command::Trace(_) | Command::Script(_) | Command::Gdb { .. } | Command::Snapshot => {
+            Command::Trace(_)
+            | Command::Script(_)
+            | Command::Gdb { .. }
+            | Command::Snapshot
+            | Command::Rewind { .. } => {
                 let why = "a trace is a stream, and a snapshot needs files";
                 Answer::Error(RequestError::new(ErrorKind::Invalid, why))
             }

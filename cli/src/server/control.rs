@@ -39,8 +39,10 @@ pub trait Machine: Send + Sync + 'static {
     /// Carries out `command`. For [`Command::Stop`] this only starts the end.
     fn answer(&self, command: Command) -> Answer;
 
-    /// Saves to the files whose descriptors `client` has sent, for [`Command::Snapshot`].
-    fn save(&self, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Answer;
+    /// Saves to the files whose descriptors `client` has sent: the machine as it is, for
+    /// [`Command::Snapshot`], or as it was so long `ago`, for [`Command::Rewind`].
+    fn save(&self, descriptors: Vec<OwnedFd>, ago: Option<Duration>, client: &UnixStream)
+    -> Answer;
 
     /// Traces to `stream` until its peer closes it or the machine ends, for [`Command::Trace`],
     /// [`Command::Script`] and [`Command::Gdb`].
@@ -155,7 +157,11 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
                 }
                 Ok(command) => match turn.try_lock_for(LONGEST_TURN) {
                     Some(_turn) => guarded(|| match command {
-                        Command::Snapshot => machine.save(descriptors, stream),
+                        Command::Snapshot => machine.save(descriptors, None, stream),
+                        Command::Rewind { ago_ms } => {
+                            let ago = Duration::from_millis(ago_ms);
+                            machine.save(descriptors, Some(ago), stream)
+                        }
                         command => machine.answer(command),
                     }),
                     None => error(
@@ -201,7 +207,7 @@ mod tests {
         }
 
         /// Writes to each file.
-        fn save(&self, descriptors: Vec<OwnedFd>, _: &UnixStream) -> Answer {
+        fn save(&self, descriptors: Vec<OwnedFd>, _: Option<Duration>, _: &UnixStream) -> Answer {
             let bytes = descriptors.len() as u64;
             for descriptor in descriptors {
                 std::fs::File::from(descriptor).write_all(b"saved").unwrap();
@@ -209,6 +215,7 @@ mod tests {
             Answer::Saved {
                 bytes,
                 paused_us: 0,
+                ago_ms: 0,
             }
         }
 
@@ -260,8 +267,12 @@ mod tests {
         let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
         let descriptors = files.each_ref().map(AsFd::as_fd);
         let answer = client::ask_with(&running(socket), &Command::Snapshot, &descriptors, |_| ());
-        let (bytes, paused_us) = (2, 0);
-        assert_eq!(answer.unwrap(), Answer::Saved { bytes, paused_us });
+        let saved = Answer::Saved {
+            bytes: 2,
+            paused_us: 0,
+            ago_ms: 0,
+        };
+        assert_eq!(answer.unwrap(), saved);
         for file in files {
             assert_eq!(file.metadata().unwrap().len(), 5);
         }

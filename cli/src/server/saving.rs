@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm::snapshot::{self, Files, SaveError, Saved, Stage};
 
+use crate::history::KeepError;
 use crate::protocol::control::Answer;
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::server::control::send;
@@ -16,16 +17,26 @@ use crate::vm::Vm;
 /// The time between two progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Saves the machine to the files that a client has sent. Ends early if the client disconnects or
-/// the run ends; the files are then of no use.
+/// A machine that was written.
+pub struct Written {
+    /// The time that the guest was paused for it.
+    pub paused: Duration,
+    /// The age of the moment at the request.
+    pub ago: Duration,
+}
+
+/// Saves the machine to the files that a client has sent: as it is, or as it was `ago`. Ends early
+/// if the client disconnects or the run ends; the files are then of no use.
 ///
 /// # Errors
-/// If the run ends, the client disconnects, or the host does not write the files.
+/// If the run ends, the client disconnects, the host does not write the files, or there is no
+/// history to go back in.
 pub fn save(
     vm: &Vm,
     descriptors: Vec<OwnedFd>,
+    ago: Option<Duration>,
     client: &UnixStream,
-) -> Result<Saved, RequestError> {
+) -> Result<Written, RequestError> {
     let ended = || vm.machine.wait(Some(Duration::ZERO));
     if let Some(end) = ended() {
         return Err(RequestError::new(
@@ -58,9 +69,27 @@ pub fn save(
         }
         ControlFlow::Continue(())
     };
-    let (kvm, info) = (&vm.host.kvm, vm.snapshot_info());
-    let saved = snapshot::write(kvm, &vm.machine, &info, files, &mut watch);
-    saved.map_err(|error| match (&error, ended()) {
+    let asked = Instant::now();
+    let kept = match ago {
+        Some(ago) => vm.keeper.past(ago).map(Some),
+        None => vm.present().map_err(KeepError::from),
+    };
+    let kept = kept.map_err(|error| RequestError::new(ErrorKind::Host, error))?;
+    let written = match kept {
+        Some(kept) => kept.write(files, &mut watch).map(|()| Written {
+            paused: kept.info().paused,
+            ago: asked.saturating_duration_since(kept.info().at),
+        }),
+        None => {
+            let (kvm, info) = (&vm.host.kvm, vm.snapshot_info());
+            let saved = snapshot::write(kvm, &vm.machine, &info, files, &mut watch);
+            saved.map(|Saved { paused }| Written {
+                paused,
+                ago: Duration::ZERO,
+            })
+        }
+    };
+    written.map_err(|error| match (&error, ended()) {
         (SaveError::BrokenOff, Some(end)) => RequestError::new(
             ErrorKind::Ended,
             format_args!("ended while it was saved: {end}"),

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 pub use probes::clock::Clock;
 use probes::engine::ProbeHit;
 use probes::event::{COMM_LENGTH, StringState};
+use vmm::machine::Paused;
 
 use crate::registers::Register;
 use crate::value::Value;
@@ -47,6 +48,12 @@ pub(crate) trait Context {
     }
     /// Emits values. Returns `false` if there is no room.
     fn emit(&self, emission: usize, values: &[Value]) -> bool;
+    /// Pauses the machine at a hit, before the probe's instruction.
+    fn hold_here(&self) -> Option<Paused> {
+        None
+    }
+    /// Wakes the script's owner.
+    fn wake(&self) {}
 }
 
 /// The environment at a hit.
@@ -124,6 +131,14 @@ impl Context for AtHit<'_> {
     fn emit(&self, emission: usize, values: &[Value]) -> bool {
         self.hit
             .emit(|slot| crate::record::write(slot, emission, values))
+    }
+
+    fn hold_here(&self) -> Option<Paused> {
+        self.hit.hold_here()
+    }
+
+    fn wake(&self) {
+        self.hit.wake();
     }
 }
 

@@ -12,6 +12,7 @@
 //! * [`session`]: a running script. `run` is the machine, `context` its view of a hit.
 //! * [`maps`]: the global variables, shared by the vCPUs' threads; [`histogram`]: the buckets of
 //!   `hist` and `lhist`.
+//! * [`moments`]: moments of the machine that a script keeps.
 //! * [`value`], [`format`](mod@format), [`time`], [`render`]: a script's output, and how it is
 //!   shown.
 #![forbid(unsafe_code)]
@@ -26,6 +27,7 @@ pub mod histogram;
 mod lex;
 pub mod library;
 pub mod maps;
+pub mod moments;
 mod names;
 pub mod parse;
 mod program;

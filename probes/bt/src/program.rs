@@ -207,6 +207,13 @@ pub(crate) enum Operation {
     Return,
     /// status -> Ends the script.
     Exit,
+    /// Keeps the machine as it is, under this name.
+    Keep(Arc<str>),
+    /// nanoseconds ->, if `has_ago`. Keeps the machine as it was so long ago.
+    Rewind {
+        name: Arc<str>,
+        has_ago: bool,
+    },
 }
 
 /// The numbers that have names.
@@ -280,4 +287,18 @@ pub(crate) struct Code {
     pub(crate) operations: Vec<Operation>,
     /// The number of local variables.
     pub(crate) locals: usize,
+}
+
+impl Code {
+    /// Checks whether it keeps the machine as it is at a hit.
+    pub(crate) fn keeps_hits(&self) -> bool {
+        let keeps = |operation: &Operation| matches!(operation, Operation::Keep(_));
+        self.operations.iter().any(keeps)
+    }
+
+    /// Checks whether it keeps the machine as it was before.
+    pub(crate) fn rewinds(&self) -> bool {
+        let rewinds = |operation: &Operation| matches!(operation, Operation::Rewind { .. });
+        self.operations.iter().any(rewinds)
+    }
 }

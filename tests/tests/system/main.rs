@@ -20,6 +20,7 @@ mod guest_ports;
 mod guest_uprobes;
 mod image_boot;
 mod inspection;
+mod moments;
 mod new_modules;
 mod panic;
 mod perfetto;

@@ -5,7 +5,7 @@
 //! guest runs, and when the run has ended. A guest that panics before any trap is armed, and then
 //! resets, halts, faults or hangs, thus ends as [`RunEnd::Panic`] too.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::watch::AFTER_PANIC;
 use super::{Handle, Machine, RunEnd};
@@ -20,6 +20,8 @@ pub struct PanicReport {
     pub registers: Option<Box<VcpuRegisters>>,
     /// The kernel's message, formatted, if guest memory has it.
     pub text: Option<String>,
+    /// The time of the panic, if it was trapped.
+    pub at: Option<Instant>,
 }
 
 /// A detector of panics in guest memory.

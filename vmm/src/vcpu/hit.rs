@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use introspect::x86_64::paging;
 use introspect::{Gpa, Gva};
@@ -169,6 +170,7 @@ impl Vcpu {
                     vcpu: Some(self.index),
                     registers: Some(Box::new(registers)),
                     text: None,
+                    at: Some(Instant::now()),
                 });
                 self.pass(site, regs, None, 0)
             }

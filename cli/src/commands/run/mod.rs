@@ -6,17 +6,19 @@
 
 mod expecting;
 mod files;
+mod keeping;
 pub mod setup;
 
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use probes::kernel_view::KernelView;
 use vmm::RunEnd;
-use vmm::machine::MachineThread;
 use vmm::machine::console::Console;
+use vmm::machine::{MachineThread, Paused};
 use vmm::snapshot::PageMap;
 
 use super::script::Source;
@@ -27,6 +29,7 @@ use crate::confinement::{self, Confinement, Kind, Reach};
 use crate::end_report;
 use crate::ending;
 use crate::expect::counting::{self, Counted, Counting};
+use crate::history::Keeper;
 use crate::host::{self, Host};
 use crate::output_file::Output;
 use crate::output_file::trace_output;
@@ -69,6 +72,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     }
     let confinement = Confinement::begin(args.confine)?;
     let script = script(&args)?;
+    let snapshots = keeping::folder(&args, script.as_ref())?;
     let mut inputs = Inputs::read(&args)?;
     let passt = inputs.network.passt.take();
     let socket_file = inputs.sockets.file.take();
@@ -79,7 +83,8 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let expecting = Expecting::of(&args, &console)?;
     let serial = serial_output(&args, files.serial.as_ref(), &console, &confinement)?;
     let ends = (serial, console);
-    let vm = make(&args, inputs, host, &entry, ends, pages, &confinement)?;
+    let mut vm = make(&args, inputs, host, &entry, ends, pages, &confinement)?;
+    vm.keeper = Keeper::new(snapshots.clone(), args.history);
     let on_threads = confinement.clone();
     let devices = match args.vsock {
         Some(_) => Kind::Vsock,
@@ -102,6 +107,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
         expecting,
         passt,
         socket_file,
+        snapshots,
     };
     let result = plan.drive(vm, &mut files);
     if let (Err(failure), Some(expecting)) = (&result, &mut plan.expecting) {
@@ -166,6 +172,8 @@ struct Plan<'a> {
     passt: Option<Passt>,
     /// The host's socket for programs that connect to the guest.
     socket_file: Option<SocketFile>,
+    /// The folder for snapshots.
+    snapshots: Option<PathBuf>,
 }
 
 /// The probes armed once the guest's kernel is known.
@@ -186,6 +194,8 @@ enum Traced {
 /// The run's end, the known facts about its kernel, and the results of tracing and counting.
 struct Watched {
     end: RunEnd,
+    /// The time at which it was seen.
+    at: Instant,
     /// Set if the run's time was up.
     time_up: bool,
     /// Set if all expectations were met.
@@ -202,6 +212,7 @@ impl Watched {
     fn untraced((end, time_up): (RunEnd, bool)) -> Self {
         Self {
             end,
+            at: Instant::now(),
             time_up,
             met: false,
             script_exited: false,
@@ -228,7 +239,8 @@ impl Plan<'_> {
         let socket_file = socket_file.map(|file| file.keep(self.confinement));
         let socket_file = socket_file.transpose()?;
         // All files are open. Threads made from here on inherit this thread's confinement.
-        let reach = Reach::of_run(self.entry.folder(), self.args.symfs.as_deref());
+        let (symfs, snapshots) = (self.args.symfs.as_deref(), self.snapshots.as_deref());
+        let reach = Reach::of_run(self.entry.folder(), symfs, snapshots);
         self.confinement.enter_within(Kind::Service, &reach)?;
         let console = match Serial::of(self.args) {
             Serial::Stdio => Some(Console::connect(&vm.machine)?),
@@ -238,8 +250,14 @@ impl Plan<'_> {
             say("the terminal is the guest's serial port; Ctrl-a x leaves");
         }
         let passt = self.passt.take().map(Passt::watch).transpose()?;
+        // A history begins with the first instruction, and so do the probes of a known kernel.
+        let held = vm.machine.pause();
         vm.machine.start();
         let vm = Arc::new(vm);
+        if self.args.history.is_some() {
+            let begun = vm.begin_history();
+            begun.map_err(|error| Failure::new(format_args!("--history: {error}")))?;
+        }
         vm.stop_on(self.signals);
         let server = Server::start(&self.entry.control(), vm.clone())?;
         let device = dt::Server::start(
@@ -255,7 +273,7 @@ impl Plan<'_> {
             guest.attach_devices(&ports, &self.entry.dt(), self.args.guest_ports)?;
         }
         let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
-        let result = self.watch(&vm, armed, files);
+        let result = self.watch(&vm, held, armed, files);
         // The ports after the device: its readers ask there for the reason.
         drop((
             console,
@@ -280,6 +298,8 @@ impl Plan<'_> {
             Some(expecting) => expecting.judge(&vm, &watched, self.signals.arrived()),
             None => Ok(()),
         };
+        keeping::keep_the_past(&vm, &watched, judged.is_err());
+        vm.keeper.finish();
         end_report::report(
             &watched.end,
             watched.view.as_ref().map(|v| &v.kernel.symbols),
@@ -360,10 +380,19 @@ impl Plan<'_> {
         Ok(kept(trace_output(files.trace.as_ref())?, tail))
     }
 
-    /// Follows the running machine to its end.
-    fn watch(&self, vm: &Arc<Vm>, armed: Option<Armed>, files: &Files) -> Result<Watched, Failure> {
+    /// Follows the running machine to its end. `held` is dropped when all probes stand, or when the
+    /// guest must run before it can be traced.
+    fn watch(
+        &self,
+        vm: &Arc<Vm>,
+        held: Paused,
+        armed: Option<Armed>,
+        files: &Files,
+    ) -> Result<Watched, Failure> {
+        let mut held = armed.is_some().then_some(held);
         let deadline = |from: Instant| self.args.duration.and_then(|d| from.checked_add(d));
-        let from_start = !self.args.is_traced() && self.expecting.is_none();
+        let from_start =
+            !self.args.is_traced() && self.expecting.is_none() && self.args.snapshot_at.is_empty();
         let whole_run = deadline(Instant::now()).filter(|_| from_start);
         let symbols = vm.kernel.as_ref().map(|kernel| kernel.symbols());
         let armed = match (armed, symbols) {
@@ -378,10 +407,10 @@ impl Plan<'_> {
                     Located::TimedOut => return Ok(Watched::untraced(wait(vm, whole_run))),
                 }
             }
-            (None, Some(Err(error))) if self.expecting.is_some() => return Err(error.into()),
-            (None, None) if self.expecting.is_some() => {
+            (None, Some(Err(error))) if !from_start => return Err(error.into()),
+            (None, None) if !from_start => {
                 return Err(Failure::new(
-                    "--expect: the guest's kernel is not at hand; name it with --kernel",
+                    "--expect and --snapshot-at: the guest's kernel is not at hand; name it with --kernel",
                 ));
             }
             (None, _) => return Ok(Watched::untraced(wait(vm, whole_run))),
@@ -391,6 +420,7 @@ impl Plan<'_> {
             Counting::start(vm.clone(), expected, until_met)
         });
         let counting = counting.transpose()?;
+        let keeping = keeping::Keeping::start(vm, &armed.view, &self.args.snapshot_at)?;
         let mut watched = match (&self.script, armed.tracing) {
             (Some(request), _) => {
                 let engine = vm.engine(&armed.view);
@@ -401,6 +431,7 @@ impl Plan<'_> {
                 super::script::tell_attached(job.probes().len());
                 let output = self.trace_output(files)?;
                 let script = Running::start(vm.clone(), job, first, output)?;
+                held.take();
                 let ended = wait(vm, deadline(Instant::now()));
                 let script_exited = script.has_exited();
                 let (counts, result) = script.finish()?;
@@ -414,6 +445,7 @@ impl Plan<'_> {
                 let output = self.trace_output(files)?;
                 let symbols = armed.view.kernel.symbols.clone();
                 let trace = Trace::start(vm.clone(), tracing, symbols, output, self.format())?;
+                held.take();
                 let ended = wait(vm, deadline(Instant::now()));
                 let summary = trace.finish()?;
                 Watched {
@@ -422,6 +454,7 @@ impl Plan<'_> {
                 }
             }
             (None, None) => {
+                held.take();
                 let until = match from_start {
                     true => whole_run,
                     false => deadline(Instant::now()),
@@ -429,6 +462,9 @@ impl Plan<'_> {
                 Watched::untraced(wait(vm, until))
             }
         };
+        if let Some(keeping) = keeping {
+            keeping.finish()?;
+        }
         watched.view = Some(armed.view);
         if let Some(counting) = counting {
             watched.met = counting.is_met();

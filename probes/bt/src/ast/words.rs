@@ -202,4 +202,8 @@ pub enum Function {
     Errorf,
     /// `warnf(format, ...)`: to standard error.
     Warnf,
+    /// `snapshot(name)`: the machine at this hit.
+    Snapshot,
+    /// `rewind(name, ago)`: the machine before this hit.
+    Rewind,
 }

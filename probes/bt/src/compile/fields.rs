@@ -242,6 +242,7 @@ mod tests {
             maps: Maps::new(compiled.maps, 1, Dialect::Normal, 1),
             emissions: compiled.emissions,
             snapshots: Snapshots::default(),
+            moments: crate::moments::Moments::default(),
             began: 0,
             exited: AtomicBool::new(false),
             status: AtomicU64::new(0),

@@ -96,6 +96,8 @@ pub const FUNCTIONS: &[Signature] = {
         statement("zero(@map)", F::Zero, (1, 1), Map),
         statement("delete(@map[key])", F::Delete, (1, 2), Entry),
         statement("exit(status)", F::Exit, (0, 1), Any),
+        statement("snapshot(\"name\")", F::Snapshot, (1, 1), Text),
+        statement("rewind(\"name\", ago)", F::Rewind, (1, 2), Text),
         statement("join(pointers, \"separator\")", F::Join, (1, 2), Any),
         statement("assert(condition, \"message\")", F::Assert, (2, 2), Any),
         value("strftime(\"format\", nsecs)", F::Strftime, (2, 2), Text),

@@ -13,6 +13,7 @@ mod scratch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use probes::event::MAX_FRAMES;
 use probes::fields::RECORD;
@@ -21,6 +22,7 @@ use self::scratch::Scratch;
 use crate::ast::{Aggregation, Dialect};
 use crate::context::Context;
 use crate::maps::{MapNumber, Maps, Reading};
+use crate::moments::{Moment, Moments, Wish};
 use crate::program::{Code, Emission, Known, Operation};
 use crate::snapshots::Snapshots;
 use crate::value::Value;
@@ -40,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) maps: Maps,
     pub(crate) emissions: Vec<Emission>,
     pub(crate) snapshots: Snapshots,
+    pub(crate) moments: Moments,
     /// The start of the script, in nanoseconds since 1970.
     pub(crate) began: u64,
     /// Set by `exit()`: no rule begins any more.
@@ -351,9 +354,29 @@ impl Machine<'_> {
                 }
                 return Next::End;
             }
+            Operation::Keep(name) => self.keep(Wish::Snapshot, name),
+            Operation::Rewind { name, has_ago } => {
+                let ago = has_ago.then(|| Duration::from_nanos(self.word()));
+                self.keep(Wish::Rewind(ago), name);
+            }
             other => self.on_memory(other),
         }
         Next::Follows
+    }
+
+    /// Asks the script's owner to keep a moment.
+    fn keep(&self, wish: Wish, name: &Arc<str>) {
+        let added = self.shared.moments.add(Moment {
+            wish,
+            name: name.clone(),
+            unix_ns: self.context.unix_ns(),
+            hold: match wish {
+                Wish::Snapshot => self.context.hold_here(),
+                Wish::Rewind(_) => None,
+            },
+        });
+        self.context.wake();
+        self.note(added);
     }
 
     /// Counts an emission that was dropped.

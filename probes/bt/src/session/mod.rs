@@ -26,13 +26,14 @@ use probes::probe::Probe;
 
 use crate::ast::Dialect;
 use crate::context::{AtHit, Clock};
+use crate::moments::Moment;
 use crate::program::Code;
 use crate::record;
 use crate::render::Output;
 use crate::run::{ProbeTexts, RuleOutcome, Shared, run};
 use crate::value::Value;
 use prepared::texts;
-pub use prepared::{Finder, NotFound, Prepared, StartError};
+pub use prepared::{Finder, Keeps, NotFound, Prepared, StartError};
 use to_come::{ToCome, codes_for};
 
 /// The program at a probe's hits: the rules of that probe, in the script's order.
@@ -64,6 +65,10 @@ impl Program for ScriptProgram {
             }
         }
         ran
+    }
+
+    fn may_hold(&self) -> bool {
+        self.codes.iter().any(|code| code.keeps_hits())
     }
 }
 
@@ -190,6 +195,13 @@ impl ScriptSession {
         self.shared.exited.load(Ordering::Relaxed)
     }
 
+    /// Takes the moments that the script wants to have kept. The guest is paused at a hit until its
+    /// moment is dropped.
+    #[must_use]
+    pub fn take_moments(&self) -> Vec<Moment> {
+        self.shared.moments.take()
+    }
+
     /// Returns the script's dialect, in which its output is rendered.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
@@ -215,10 +227,17 @@ impl ScriptSession {
     }
 
     /// Disables the probes, passes on the remaining output, runs END and prints the maps.
-    pub fn finish(mut self, each: &mut dyn FnMut(Output)) -> ScriptStats {
+    /// `keep` receives the moments that were not taken yet, and those of END.
+    pub fn finish(
+        mut self,
+        each: &mut dyn FnMut(Output),
+        keep: &mut dyn FnMut(Moment),
+    ) -> ScriptStats {
         self.session.disable_all();
+        self.take_moments().into_iter().for_each(&mut *keep);
         self.drain(each);
         output::finish(&self.end, &self.printed, &self.shared, &self.clock, each);
+        self.take_moments().into_iter().for_each(keep);
         self.stats()
     }
 

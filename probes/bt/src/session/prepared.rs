@@ -20,6 +20,7 @@ use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
 use crate::context::Clock;
 use crate::diagnostic::Diagnostic;
 use crate::maps::Maps;
+use crate::moments::Moments;
 use crate::program::Code;
 use crate::render::Output;
 use crate::run::{Faults, ProbeTexts, Shared};
@@ -44,6 +45,15 @@ pub trait Finder {
         let _ = pattern;
         Vec::new()
     }
+}
+
+/// The moments of the machine that a script keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keeps {
+    /// Set if it calls `snapshot()`.
+    pub hits: bool,
+    /// Set if it calls `rewind()`.
+    pub past: bool,
 }
 
 /// A script that can be started.
@@ -234,6 +244,7 @@ impl Prepared {
                 maps: Maps::new(compiled.maps, vcpus, dialect, options.most_entries),
                 emissions: compiled.emissions,
                 snapshots: Snapshots::default(),
+                moments: Moments::default(),
                 began: clock.unix_ns(vmm::host_tsc()),
                 exited: AtomicBool::new(false),
                 status: AtomicU64::new(0),
@@ -252,6 +263,32 @@ impl Prepared {
     /// Returns the probes that will be enabled.
     pub fn probes(&self) -> impl ExactSizeIterator<Item = &Probe> {
         self.places.probes.iter().map(|wanted| &wanted.probe)
+    }
+
+    /// Checks whether the script keeps moments of the machine, and whether by going back.
+    #[must_use]
+    pub fn keeps(&self) -> Keeps {
+        let Places {
+            begin,
+            end,
+            tasks,
+            probes,
+            to_come,
+            ..
+        } = &self.places;
+        let at_probes = probes.iter().flat_map(|wanted| &wanted.codes);
+        let at_probes = at_probes.chain(to_come.iter().map(|to_come| &to_come.code));
+        let elsewhere = begin.iter().chain(end).chain(tasks);
+        let codes = || {
+            at_probes
+                .clone()
+                .map(AsRef::as_ref)
+                .chain(elsewhere.clone())
+        };
+        Keeps {
+            hits: codes().any(Code::keeps_hits),
+            past: codes().any(Code::rewinds),
+        }
     }
 
     /// Runs BEGIN and END and passes on their output, and the maps: all that a script without

@@ -51,7 +51,8 @@ impl Kept {
         self.newest.info
     }
 
-    /// Returns the number of its overlays, for [`NewFolder::add_overlays`](super::super::NewFolder::add_overlays).
+    /// Returns the number of its overlays, for
+    /// [`NewFolder::add_overlays`](super::super::NewFolder::add_overlays).
     pub fn overlays(&self) -> usize {
         self.newest.overlays.count()
     }

@@ -2,8 +2,8 @@
 //! seconds can be written as a snapshot.
 //!
 //! The oldest checkpoint is whole ([`base`]). Each later one has the pages that were written since
-//! the one before it. So a checkpoint costs the guest a pause for the copy of its dirty pages. KVM's log of
-//! dirty pages tells them, and belongs to the history as long as that lasts.
+//! the one before it. So a checkpoint costs the guest a pause for the copy of its dirty pages.
+//! KVM's log of dirty pages tells them, and belongs to the history as long as that lasts.
 //!
 //! A checkpoint that is too old, or for which there is no room, leaves the ring: the pages of its
 //! successor are put into the base, while the guest runs. A checkpoint that is being written is
