@@ -19,6 +19,7 @@ use vm_superio::serial::{NoEvents, Serial as Uart, SerialState as UartState};
 
 use crate::bus::BusDevice;
 use crate::signals::InterruptLine;
+use output::Observer;
 
 pub use output::{Backlog, ConsoleOutput, Promptness};
 pub use state::SerialState;
@@ -93,6 +94,8 @@ pub struct Serial {
     /// A copy of the guest's loopback bit. Nothing can be received while it is set.
     loopback: bool,
     on_room: Option<Box<dyn Fn() + Send>>,
+    /// A callback that sees the bytes that the guest is given.
+    on_input: Option<Observer>,
     /// True if a push was cut short, so that its caller waits for `on_room`.
     input_waits: bool,
 }
@@ -118,6 +121,7 @@ impl Serial {
             uart: Model::new(line, output),
             loopback: false,
             on_room: None,
+            on_input: None,
             input_waits: false,
         }
     }
@@ -130,12 +134,22 @@ impl Serial {
         self.on_room = Some(Box::new(callback));
     }
 
+    /// Sets the callback that sees all input as it comes into the receive FIFO. It runs with this
+    /// device locked.
+    pub fn on_input(&mut self, callback: impl FnMut(&[u8]) + Send + 'static) {
+        self.on_input = Some(Box::new(callback));
+    }
+
     /// Puts as much of `input` as fits into the receive FIFO, and returns the number of bytes. The
     /// caller keeps the rest, and [`Serial::on_input_room`] notifies it when to retry.
     pub fn push_input(&mut self, input: &[u8]) -> usize {
         // An error means a full FIFO, not a lost interrupt. `Line` counts those.
         let taken = self.uart.enqueue_raw_bytes(input).unwrap_or(0);
         self.input_waits = taken < input.len();
+        let accepted = input.get(..taken).unwrap_or_default();
+        if let (Some(see), false) = (&mut self.on_input, accepted.is_empty()) {
+            see(accepted);
+        }
         taken
     }
 

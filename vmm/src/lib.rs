@@ -21,6 +21,7 @@ pub mod rehearsal;
 pub mod sharded_map;
 pub mod snapshot;
 pub mod speculation;
+mod tape;
 pub mod trap;
 mod vcpu;
 mod vm;
@@ -29,6 +30,7 @@ mod x86_64;
 
 pub use clock::host_tsc;
 pub use machine::{Machine, MachineConfig, RunEnd};
+pub use tape::{Recording, Replay, ReplayEnd};
 pub use vcpu::{StoppedVcpu, TrapSink, VcpuRegisters};
 pub use vm::KvmError;
 #[cfg(feature = "test-utils")]

@@ -62,6 +62,7 @@ impl Rehearsal {
             control,
             signals: Arc::new(Signals::default()),
             backlog: None,
+            tape: crate::tape::Tape::default(),
         });
         let mut sregs = kvm_sregs {
             cr0: CR0,

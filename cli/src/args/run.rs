@@ -172,6 +172,11 @@ pub struct Run {
     /// Restore a machine from this folder instead of booting one
     #[arg(long, value_name = "DIR")]
     pub restore: Option<PathBuf>,
+    /// Give the restored guest the input that was recorded from its moment on, at the same times,
+    /// before that of this host: console, network and random numbers. Tells where the guest departs
+    /// from the recording. Snapshots of a --history have one
+    #[arg(long, requires = "restore")]
+    pub replay: bool,
     /// Trace these probes: entries and returns of kernel functions by name alone, anything else as
     /// for `trace`
     #[arg(

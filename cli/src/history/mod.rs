@@ -218,6 +218,7 @@ impl Keeper {
         let history = state.history.as_mut().ok_or(KeepError::NoHistory)?;
         let made = history.checkpoint(source)?;
         let kept = history.keep(made.number).ok_or(KeepError::Gone)?;
+        let kept = kept.without_recording();
         state.longest = state.longest.max(made.paused);
         state.write(folder, name, kept, Duration::ZERO)
     }
@@ -257,7 +258,7 @@ impl Keeper {
             return Ok(None);
         };
         let made = history.checkpoint(source)?;
-        Ok(history.keep(made.number))
+        Ok(history.keep(made.number).map(Kept::without_recording))
     }
 
     /// Ends the history, and waits until all snapshots are written.

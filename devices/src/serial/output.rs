@@ -15,12 +15,12 @@ use queue::Queue;
 pub use queue::{Backlog, Promptness};
 
 /// A callback that sees all bytes as the guest sends them.
-type Observer = Box<dyn FnMut(&[u8]) + Send>;
+pub(super) type Observer = Box<dyn FnMut(&[u8]) + Send>;
 
 /// A writer that neither fails nor blocks. Bytes that cannot be written are counted and dropped.
 pub struct ConsoleOutput {
     far: Far,
-    observer: Option<Observer>,
+    observers: Vec<Observer>,
 }
 
 impl fmt::Debug for ConsoleOutput {
@@ -72,14 +72,14 @@ impl ConsoleOutput {
     fn to(far: Far) -> Self {
         Self {
             far,
-            observer: None,
+            observers: Vec::new(),
         }
     }
 
     /// Passes all bytes to `observer` too, before the backend gets them.
     #[must_use]
     pub fn observed_by(mut self, observer: impl FnMut(&[u8]) + Send + 'static) -> Self {
-        self.observer = Some(Box::new(observer));
+        self.observers.push(Box::new(observer));
         self
     }
 
@@ -140,7 +140,7 @@ impl Drop for ConsoleOutput {
 /// error.
 impl Write for ConsoleOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Some(observer) = &mut self.observer {
+        for observer in &mut self.observers {
             observer(bytes);
         }
         match &mut self.far {

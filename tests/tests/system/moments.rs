@@ -136,6 +136,11 @@ fn a_guest_that_panicked_is_restored_as_it_was_before() {
     let saved = world.run(words("snapshot --vm first now"), COMMAND_LIMIT);
     assert_eq!(saved.status, 0, "{saved:?}");
 
+    machine = answer(
+        machine,
+        "dd if=/dev/urandom bs=8 count=1 2>/dev/null | od -x; echo more=$((x*2))",
+        "more=12",
+    );
     machine.type_line("echo c > /proc/sysrq-trigger");
     let ended = machine.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 1, "{ended:?}");
@@ -155,4 +160,24 @@ fn a_guest_that_panicked_is_restored_as_it_was_before() {
         let machine = answer(machine, line, expected);
         world.stop("second", machine);
     }
+
+    // With the recorded input it comes to the same end, by what was typed.
+    let words = words("run --replay --restore kept/before-panic");
+    let again = world.run(words, COMMAND_LIMIT);
+    assert_eq!(again.status, 1, "{again:?}");
+    assert!(again.stdout.contains("more=12"), "{again:?}");
+    for part in [
+        "guest kernel panic on vCPU 0: sysrq triggered crash",
+        "the recording of ",
+        "the guest went the same way",
+    ] {
+        assert!(again.stderr.contains(part), "{part}: {again:?}");
+    }
+    let refused = world.run(["run", "--replay", "--restore", "now"], COMMAND_LIMIT);
+    assert!(
+        refused
+            .stderr
+            .contains("has no recording of the guest's input"),
+        "{refused:?}"
+    );
 }

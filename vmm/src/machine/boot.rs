@@ -23,6 +23,7 @@ use crate::boot::{self, AcpiConfig, AcpiError, BootConfig, BootError, EntryProto
 use crate::host::HostProfile;
 use crate::host::cpuid::{self, Shape};
 use crate::memory::{GuestRam, HOLE_START, RamError};
+use crate::tape::{Stream, Tape};
 use crate::vcpu::{Vcpu, kick};
 use crate::vm::{self, KvmError, NameCall};
 use crate::x86_64::{emulate, msr};
@@ -190,6 +191,7 @@ pub fn boot(
         virtio: &virtio,
         transport: config.virtio.transport,
         serial: config.serial,
+        tape: Tape::default(),
     };
     let (shared, devices) = assemble(profile, parts)?;
     if config.acpi.is_some() {
@@ -230,6 +232,8 @@ pub(crate) struct MachineParts<'a> {
     pub(crate) virtio: &'a [virtio::DeviceConfig],
     pub(crate) transport: Transport,
     pub(crate) serial: ConsoleOutput,
+    /// The tape of its inputs.
+    pub(crate) tape: Tape,
 }
 
 /// Creates an empty machine. `watch_lstar`: the guest has yet to set up SYSCALL, which a host that
@@ -247,6 +251,16 @@ pub(crate) fn new_vm(
     Ok((vm, watch))
 }
 
+/// Creates the serial port, whose bytes go over `tape`.
+fn taped_serial(line: Arc<IrqPin>, output: ConsoleOutput, tape: &Tape) -> Serial {
+    let outputs = tape.clone();
+    let output = output.observed_by(move |bytes| outputs.output(Stream::Serial, &[bytes]));
+    let inputs = tape.clone();
+    let mut serial = Serial::new(line, output);
+    serial.on_input(move |bytes| inputs.input(Stream::Serial, bytes));
+    serial
+}
+
 /// Creates the machine without its vCPUs: KVM's part and ours.
 pub(crate) fn assemble(
     profile: &HostProfile,
@@ -261,6 +275,7 @@ pub(crate) fn assemble(
         virtio,
         transport,
         serial,
+        tape,
     } = parts;
     vm::furnish(&vm, ram, pit)?;
     let signals = Arc::new(Signals::default());
@@ -278,6 +293,7 @@ pub(crate) fn assemble(
         profile,
         control: &control,
         ram,
+        tape: &tape,
         pci_window: addresses.mmio32,
     };
     let virtio = virtio::Devices::new(virtio, transport, &host, &mut mmio)?;
@@ -291,16 +307,14 @@ pub(crate) fn assemble(
             Some(Arc::new(Mutex::new(PciPorts::new(bus, reset_port.clone()))))
         }
     };
+    let line = Arc::new(IrqPin {
+        vm: vm.clone(),
+        irq: COM1_IRQ,
+    });
     let devices = Devices {
         virtio,
         pci_ports,
-        serial: Arc::new(Mutex::new(Serial::new(
-            Arc::new(IrqPin {
-                vm: vm.clone(),
-                irq: COM1_IRQ,
-            }),
-            serial,
-        ))),
+        serial: Arc::new(Mutex::new(taped_serial(line, serial, &tape))),
         reset_port,
         cmos: Arc::new(Mutex::new(Cmos::new(
             cmos_memory(ram.size()),
@@ -334,6 +348,7 @@ pub(crate) fn assemble(
         control,
         signals,
         backlog,
+        tape,
     });
     Ok((Arc::new(shared), devices))
 }

@@ -45,6 +45,7 @@ pub use virtio::{
 };
 
 use crate::boot::AcpiConfig;
+use crate::tape::Replay;
 use crate::trap::{ArmError, Purpose, SiteId};
 use shared::Shared;
 
@@ -257,12 +258,46 @@ impl Machine {
         }
     }
 
+    /// Returns the player of the recording that a restored machine was given, for a thread of its
+    /// own. `None` if it was given none.
+    pub fn replayer(&self) -> Option<Replayer> {
+        self.shared.tape.plays().then(|| Replayer {
+            shared: self.shared.clone(),
+            serial: self.devices.serial.clone(),
+        })
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
     pub(crate) fn devices(&self) -> &Devices {
         &self.devices
+    }
+}
+
+/// Gives a restored machine the input of its recording.
+pub struct Replayer {
+    shared: Arc<Shared>,
+    serial: Arc<Mutex<Serial>>,
+}
+
+impl fmt::Debug for Replayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replayer").finish_non_exhaustive()
+    }
+}
+
+impl Replayer {
+    /// Plays to the end of the recording, or of the run. Then the guest gets the host's input.
+    /// Returns `None` if there is no recording.
+    pub fn play(self) -> Option<Replay> {
+        let give = |bytes: &[u8]| {
+            let mut serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
+            serial.push_input(bytes)
+        };
+        let is_over = || self.shared.control.ended().is_some();
+        self.shared.tape.play(give, is_over)
     }
 }
 

@@ -16,6 +16,7 @@ use super::control::Control;
 use super::{PanicReport, PanicWitness, RunEnd};
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
+use crate::tape::Tape;
 use crate::trap::TrapTable;
 use crate::vcpu::TrapSink;
 use crate::vm::KvmError;
@@ -52,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) signals: Arc<Signals>,
     /// The backlog of the serial port's output, if that has a queue.
     pub(crate) backlog: Option<Backlog>,
+    /// The tape of the guest's inputs.
+    pub(crate) tape: Tape,
     /// The guest's first panic. It has its own lock, held for an instant.
     panic: Mutex<Option<PanicReport>>,
     /// A detector of panics that no trap sees.
@@ -70,6 +73,7 @@ pub(crate) struct Parts {
     pub(crate) control: Arc<Control>,
     pub(crate) signals: Arc<Signals>,
     pub(crate) backlog: Option<Backlog>,
+    pub(crate) tape: Tape,
 }
 
 impl Shared {
@@ -100,6 +104,7 @@ impl Shared {
             refused: Instructions::default(),
             signals: parts.signals,
             backlog: parts.backlog,
+            tape: parts.tape,
             panic: Mutex::new(None),
             witness: OnceLock::new(),
             told: OnceLock::new(),

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::hex::hex;
 
 /// The version of the body. Raised with every change of the saved state.
-pub const FORMAT_VERSION: u32 = 9;
+pub const FORMAT_VERSION: u32 = 10;
 const MAGIC: &[u8; 8] = b"EXOTSNAP";
 const HEADER: usize = 56;
 

@@ -53,6 +53,7 @@ pub use verify::{CheckStats, Checks, DamagedPiece, PageMap, SavedMemory};
 
 use crate::boot::AcpiConfig;
 use crate::machine::virtio::SavedDevice;
+use crate::tape::Recording;
 use crate::vcpu::state::VcpuState;
 
 const STATE_FILE: &str = "state";
@@ -90,6 +91,8 @@ pub(crate) struct SavedMachine {
     pub(crate) pci_address: Option<u32>,
     pub(crate) acpi: Option<SavedAcpi>,
     pub(crate) virtio: Vec<SavedDevice>,
+    /// The guest's input from then on, if it was recorded.
+    pub(crate) recording: Option<Recording>,
 }
 
 /// The ACPI registers as they are written. The tables are in guest memory.

@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use devices::ConsoleOutput;
 use introspect::regular_file;
@@ -24,6 +25,7 @@ use crate::machine::virtio::{
 };
 use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch, new_vm};
 use crate::memory::{GuestRam, RamError};
+use crate::tape::{Recording, Tape};
 use crate::vm::NameCall;
 
 /// The reason that a snapshot cannot be restored.
@@ -103,6 +105,14 @@ pub enum RestoreError {
         /// The reason.
         source: DiskRefusal,
     },
+    /// There is nothing to play back.
+    #[error(
+        "snapshot {path}: has no recording of the guest's input; one of a machine's history has it"
+    )]
+    NoRecording {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The machine cannot be created.
     #[error("snapshot {path}: {source}")]
     Machine {
@@ -126,6 +136,8 @@ pub struct RestoredMachine {
     pub disks: Vec<DiskConfig>,
     /// The file behind its memory, for integrity checks.
     pub memory: SavedMemory,
+    /// The time for which the guest's input was recorded from then on.
+    pub recorded: Option<Duration>,
 }
 
 /// The restorer's network for a machine that was saved with a card.
@@ -145,6 +157,9 @@ pub struct RestoredLinks {
     pub net: Option<RestoredNet>,
     /// The sockets between guest and host, with the context id that the guest has from now on.
     pub vsock: Option<VsockConfig>,
+    /// Whether the guest gets the input that was recorded, before that of the host. It gets none
+    /// until [`Machine::replayer`] plays it.
+    pub replay: bool,
 }
 
 /// Returns the network card of the machine in `folder`, if it has one.
@@ -229,17 +244,28 @@ pub fn restore_connected(
             path: memory,
             source,
         })?;
-    let machine =
-        build(kvm, profile, &saved, &ram, serial).map_err(|source| RestoreError::Machine {
+    let recorded = saved.recording.as_ref().map(Recording::length);
+    let tape = Tape::default();
+    if links.replay {
+        let recording = saved.recording.take();
+        let recording = recording.ok_or_else(|| RestoreError::NoRecording {
+            path: folder.to_path_buf(),
+        })?;
+        tape.load(recording);
+    }
+    let machine = build(kvm, profile, &saved, (&ram, tape), serial).map_err(|source| {
+        RestoreError::Machine {
             path: folder.to_path_buf(),
             source,
-        })?;
+        }
+    })?;
     Ok(RestoredMachine {
         machine,
         command_line: saved.command_line,
         kernel: saved.kernel,
         disks,
         memory: SavedMemory::new(checked, saved.pieces, saved.memory),
+        recorded,
     })
 }
 
@@ -304,7 +330,7 @@ fn build(
     kvm: &Kvm,
     profile: &HostProfile,
     saved: &SavedMachine,
-    ram: &GuestRam,
+    (ram, tape): (&GuestRam, Tape),
     serial: ConsoleOutput,
 ) -> Result<Machine, MachineError> {
     let cpus = u8::try_from(saved.vcpus.len()).unwrap_or(u8::MAX);
@@ -326,6 +352,7 @@ fn build(
             None => Transport::Mmio,
         },
         serial,
+        tape,
     };
     let (shared, devices) = assemble(profile, parts)?;
     let mut vcpus = create_vcpus(kvm, &shared, cpus)?;

@@ -286,5 +286,6 @@ pub(super) fn collect(
                 .state(),
         }),
         virtio: devices.virtio.save(),
+        recording: None,
     })
 }

@@ -1,5 +1,5 @@
 //! The moments of a run that are kept as snapshots: those of `--snapshot-at`, and the one before
-//! the end of a run that fails.
+//! the end of a run that fails. And the recording of a restored machine, which is played.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -130,6 +130,24 @@ fn request(text: String) -> ScriptRequest {
         file: NAME.to_owned(),
         ..ScriptRequest::default()
     }
+}
+
+/// Starts to give the machine the input of its recording, and to tell how that ends. Returns `None`
+/// if it was given none.
+///
+/// # Errors
+/// If the thread cannot be made.
+pub fn play(vm: &Vm) -> Result<Option<JoinHandle<()>>, TraceStartError> {
+    let Some(replayer) = vm.machine.replayer() else {
+        return Ok(None);
+    };
+    let thread = std::thread::Builder::new().name("replay".into());
+    let thread = thread.spawn(move || {
+        if let Some(replay) = replayer.play() {
+            say(replay);
+        }
+    });
+    Ok(Some(thread?))
 }
 
 /// Keeps the machine of some time before its end, if it has a history and the run has failed.

@@ -47,7 +47,7 @@ use crate::server::guest_ports;
 use crate::server::ports;
 use crate::signals::StopSignals;
 use crate::tail::Tail;
-use crate::tracing::{Tracing, waits};
+use crate::tracing::{TracePanicked, Tracing, waits};
 use crate::vm::{Located, Vm};
 use crate::vsock::SocketFile;
 use expecting::Expecting;
@@ -273,7 +273,11 @@ impl Plan<'_> {
             guest.attach_devices(&ports, &self.entry.dt(), self.args.guest_ports)?;
         }
         let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
+        let replay = keeping::play(&vm)?;
         let result = self.watch(&vm, held, armed, files);
+        if let Some(replay) = replay {
+            replay.join().map_err(|_| TracePanicked)?;
+        }
         // The ports after the device: its readers ask there for the reason.
         drop((
             console,

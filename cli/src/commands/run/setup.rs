@@ -128,6 +128,7 @@ pub fn make(
         let links = RestoredLinks {
             net: inputs.network.restored,
             vsock: inputs.sockets.config,
+            replay: args.replay,
         };
         let restored =
             vmm::snapshot::restore_connected(kvm, profile, folder, &disks, &links, serial)?;
@@ -144,6 +145,12 @@ pub fn make(
         let saved = restored.kernel;
         let kernel = snapshot_kernel(args, saved.as_ref())?;
         say(format_args!("{name}: restored from {}", folder.display()));
+        if let (Some(recorded), false) = (restored.recorded, args.replay) {
+            let seconds = recorded.as_secs_f64();
+            say(format_args!(
+                "{name}: the snapshot has a recording of {seconds:.1} s of input; --replay gives it to the guest"
+            ));
+        }
         let mut vm = Vm::new(host, name, restored.machine, kernel, console);
         (vm.command_line, vm.reference) = (restored.command_line, saved);
         (vm.started, vm.checks) = (started, checks);

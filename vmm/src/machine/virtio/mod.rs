@@ -26,7 +26,7 @@ use std::time::SystemTime;
 
 use devices::pci::SharedFunction;
 use devices::virtio::blk::{self, Block, BlockOptions};
-use devices::virtio::net::{Net, NetOptions};
+use devices::virtio::net::{Net, NetBackend, NetOptions};
 use devices::virtio::rng::{HostEntropy, Rng};
 use devices::virtio::vsock::{Vsock, VsockOptions};
 use devices::virtio::{
@@ -53,6 +53,7 @@ use super::control::Control;
 use crate::boot::MmioWindow;
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
+use crate::tape::{Stream, Tape, TapedDisk, TapedNet, TapedRandom};
 use crate::vm::NameCall;
 use layout::{MmioSlot, pci_memory};
 use worker::{BackendEvent, DeviceEvents, Served};
@@ -63,6 +64,8 @@ pub(crate) struct Host<'a> {
     pub(crate) profile: &'a HostProfile,
     pub(crate) control: &'a Arc<Control>,
     pub(crate) ram: &'a GuestRam,
+    /// The tape of the guest's inputs.
+    pub(crate) tape: &'a Tape,
     /// The addresses for the memory of PCI functions.
     pub(crate) pci_window: MmioWindow,
 }
@@ -138,7 +141,9 @@ struct Made {
 }
 
 impl Made {
-    fn new(config: &DeviceConfig, index: usize) -> Result<Self, VirtioError> {
+    fn new(config: &DeviceConfig, index: usize, tape: &Tape) -> Result<Self, VirtioError> {
+        let stream = Stream::Device(u16::try_from(index).unwrap_or(u16::MAX));
+        let tape = tape.clone();
         let far_end = Arc::new(BackendEvent::new()?);
         let made = |model: Box<dyn VirtioDevice>, length, ports| Self {
             model,
@@ -149,8 +154,13 @@ impl Made {
         };
         Ok(match config {
             DeviceConfig::Disk(disk) => {
-                let backend = blk::open(&disk.path, &disk.options())?;
-                let length = backend.length();
+                let inner = blk::open(&disk.path, &disk.options())?;
+                let length = inner.length();
+                let backend = Box::new(TapedDisk {
+                    inner,
+                    tape,
+                    stream,
+                });
                 let options = BlockOptions {
                     read_only: disk.read_only,
                     id: &format!("exotrace-{index}"),
@@ -158,7 +168,14 @@ impl Made {
                 let block = Block::new(backend, options);
                 made(Box::new(block), Some(length), None)
             }
-            DeviceConfig::Rng => made(Box::new(Rng::new(HostEntropy)), None, None),
+            DeviceConfig::Rng => {
+                let source = TapedRandom {
+                    inner: HostEntropy,
+                    tape,
+                    stream,
+                };
+                made(Box::new(Rng::new(source)), None, None)
+            }
             DeviceConfig::Console(console) => {
                 let waker = far_end.clone();
                 let (console, ports) = ConsolePorts::new(console, move || waker.raise())?;
@@ -173,9 +190,21 @@ impl Made {
                     mac: net.mac,
                     mtu: net.mtu,
                     segmentation: net.segmentation,
-                    moved: net.moved,
+                    moved: net.moved && !tape.plays(),
                 };
-                let card = Net::new(connection.and_then(NetConnection::take), options);
+                let waker = far_end.clone();
+                tape.on_input(stream, move || waker.raise());
+                let inner = connection.and_then(NetConnection::take);
+                let is_there = inner.is_some() || tape.plays();
+                let backend = is_there.then(|| {
+                    Box::new(TapedNet {
+                        inner,
+                        tape,
+                        stream,
+                        offloads: net.segmentation,
+                    }) as Box<dyn NetBackend>
+                });
+                let card = Net::new(backend, options);
                 Self {
                     backend: connection.map(NetConnection::descriptor),
                     ..made(Box::new(card), None, None)
@@ -427,7 +456,7 @@ impl Device {
             ports,
             far_end,
             backend,
-        } = Made::new(config, index)?;
+        } = Made::new(config, index, host.tape)?;
         let queues = model.queue_sizes().len();
         let events = Arc::new(DeviceEvents::new(queues, far_end, backend)?);
         let address = match transport {

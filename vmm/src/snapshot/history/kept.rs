@@ -12,6 +12,7 @@ use super::super::save::{SaveError, Stage, finish, go_on};
 use super::super::{Files, MEMORY_FILE, SavedMachine, memory_file::Zeros};
 use super::base::Base;
 use super::{Checkpoint, CheckpointInfo};
+use crate::tape::Recording;
 
 /// The number of bytes that are copied at once.
 const CHUNK: u64 = 1 << 20;
@@ -22,6 +23,8 @@ pub struct Kept {
     /// The checkpoints from the base to this one.
     to: Vec<Arc<Checkpoint>>,
     newest: Arc<Checkpoint>,
+    /// The guest's input since.
+    recording: Option<Recording>,
 }
 
 impl std::fmt::Debug for Kept {
@@ -38,11 +41,22 @@ impl Kept {
         base: Arc<Base>,
         between: Vec<Arc<Checkpoint>>,
         newest: Arc<Checkpoint>,
+        recording: Option<Recording>,
     ) -> Self {
         Self {
             base,
             to: between,
             newest,
+            recording,
+        }
+    }
+
+    /// Returns the same without the guest's input since, of which there is none yet.
+    #[must_use]
+    pub fn without_recording(self) -> Self {
+        Self {
+            recording: None,
+            ..self
         }
     }
 
@@ -72,8 +86,9 @@ impl Kept {
         if found != expected {
             return Err(SaveError::Overlays { found, expected });
         }
-        let state: SavedMachine =
+        let mut state: SavedMachine =
             postcard::from_bytes(&self.newest.state).map_err(SaveError::Encode)?;
+        state.recording.clone_from(&self.recording);
         self.write_memory(&files.memory, state.memory, watch)?;
         self.newest.overlays.write(&files.overlays)?;
         finish(state, files, watch)

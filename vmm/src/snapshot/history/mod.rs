@@ -9,6 +9,9 @@
 //! successor are put into the base, while the guest runs. A checkpoint that is being written is
 //! [kept](Kept) meanwhile, and the base with it.
 //!
+//! A ring also has the [recording](crate::tape) of the guest's input. A snapshot of one of its
+//! checkpoints holds what came after it.
+//!
 //! Without a ring ([`Extent::Newest`]) the base is brought up to date while the guest runs. The
 //! pause of a later checkpoint is then as short as that of a snapshot.
 
@@ -31,6 +34,7 @@ use super::write_log::WriteLog;
 use super::{MEMORY_FILE, SnapshotInfo};
 use crate::machine::Machine;
 use crate::memory::{PAGE_SIZE, PageSet};
+use crate::tape::{Position, Tape};
 
 /// The reason that there is no history, or no further one.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +112,8 @@ struct Checkpoint {
     state: Vec<u8>,
     /// The pages that were written since the checkpoint before.
     pages: Pages,
+    /// The place in the recording of the guest's input, if there is one.
+    position: Option<Position>,
     /// The overlays of disks. Checkpoints share those that have not changed in between.
     overlays: Arc<Overlays>,
 }
@@ -115,12 +121,32 @@ struct Checkpoint {
 /// The history of one machine. Dropping it ends the log of dirty pages.
 pub struct History {
     log: WriteLog,
+    recording: Taping,
     extent: Extent,
     base: Arc<Base>,
     /// From the oldest on, which is in the base. There is always one.
     ring: VecDeque<Arc<Checkpoint>>,
     /// Pages that may differ from the newest checkpoint, besides those of the log.
     left: PageSet,
+}
+
+/// The recording of the guest's input, of a history with a ring. Dropping it ends the recording.
+struct Taping {
+    tape: Tape,
+}
+
+impl Taping {
+    fn start(machine: &Machine, extent: Extent) -> Self {
+        let tape = machine.shared().tape.clone();
+        tape.record(extent != Extent::Newest);
+        Self { tape }
+    }
+}
+
+impl Drop for Taping {
+    fn drop(&mut self) {
+        self.tape.record(false);
+    }
 }
 
 impl std::fmt::Debug for History {
@@ -150,6 +176,8 @@ impl History {
         let state = collect(source.kvm, machine, &paused, source.info);
         let copied = memory.copy_the_rest();
         let overlays = Overlays::copy(machine);
+        let recording = Taping::start(machine, extent);
+        let position = machine.shared().tape.position();
         drop(paused);
         let paused = began.elapsed();
         let state = state?;
@@ -166,10 +194,12 @@ impl History {
             },
             state: postcard::to_stdvec(&state).map_err(SaveError::Encode)?,
             pages: Pages::default(),
+            position,
             overlays: Arc::new(overlays?),
         };
         let history = Self {
             log,
+            recording,
             extent,
             base: Arc::new(base),
             ring: VecDeque::from([Arc::new(first)]),
@@ -197,6 +227,7 @@ impl History {
         let state = collect(source.kvm, machine, &paused, source.info);
         let overlays = self.overlays(machine);
         let pages = self.copy_pages(machine);
+        let position = machine.shared().tape.position();
         drop(paused);
         let paused = began.elapsed();
         let pages = pages?;
@@ -224,6 +255,7 @@ impl History {
             info,
             state: postcard::to_stdvec(&state).map_err(SaveError::Encode)?,
             pages: pages.trimmed(),
+            position,
             overlays,
         }));
         self.make_room()?;
@@ -311,6 +343,13 @@ impl History {
                 oldest.pages = Pages::default();
             }
         }
+        let oldest = self
+            .ring
+            .front()
+            .and_then(|oldest| oldest.position.as_ref());
+        if let Some(oldest) = oldest {
+            self.recording.tape.forget_before(oldest);
+        }
         self.check_room()
     }
 
@@ -378,6 +417,8 @@ impl History {
         }
         let newest = self.ring.get(place)?.clone();
         let between = self.ring.iter().take(place).skip(1).cloned().collect();
-        Some(Kept::new(self.base.clone(), between, newest))
+        let position = newest.position.as_ref();
+        let recording = position.and_then(|position| self.recording.tape.since(position));
+        Some(Kept::new(self.base.clone(), between, newest, recording))
     }
 }

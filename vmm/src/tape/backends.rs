@@ -1,0 +1,153 @@
+//! Backends of devices whose bytes go over a tape.
+
+use std::io::{self, Read};
+use std::ops::Range;
+
+use devices::virtio::blk::{BlockBackend, OverlayFile};
+use devices::virtio::net::{Abilities, GuestOffloads, NetBackend};
+
+use super::{Pull, Stream, Tape};
+
+/// A source of random numbers.
+pub(crate) struct TapedRandom<R> {
+    pub(crate) inner: R,
+    pub(crate) tape: Tape,
+    pub(crate) stream: Stream,
+}
+
+impl<R: Read> Read for TapedRandom<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Pull::Bytes(bytes) = self.tape.answer(self.stream, buffer.len()) {
+            let length = bytes.len().min(buffer.len());
+            for (place, byte) in buffer.iter_mut().zip(&bytes) {
+                *place = *byte;
+            }
+            return Ok(length);
+        }
+        let length = self.inner.read(buffer)?;
+        self.tape
+            .input(self.stream, buffer.get(..length).unwrap_or_default());
+        Ok(length)
+    }
+}
+
+/// The network. Without a backend it is there only as long as a recording is played.
+pub(crate) struct TapedNet {
+    pub(crate) inner: Option<Box<dyn NetBackend>>,
+    pub(crate) tape: Tape,
+    pub(crate) stream: Stream,
+    /// Whether a played network has the offloads of a TAP interface.
+    pub(crate) offloads: bool,
+}
+
+impl TapedNet {
+    /// Returns the backend. Without one the link is down.
+    fn inner(&mut self) -> io::Result<&mut dyn NetBackend> {
+        match &mut self.inner {
+            Some(inner) => Ok(&mut **inner),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+impl NetBackend for TapedNet {
+    fn abilities(&self) -> Abilities {
+        match &self.inner {
+            Some(inner) => inner.abilities(),
+            None => Abilities {
+                offloads: self.offloads,
+                checked: false,
+            },
+        }
+    }
+
+    fn set_offloads(&mut self, offloads: GuestOffloads) -> io::Result<()> {
+        match &mut self.inner {
+            Some(inner) => inner.set_offloads(offloads),
+            None => Ok(()),
+        }
+    }
+
+    fn send(&mut self, packet: &[u8]) -> io::Result<()> {
+        // The frames of a replay are of connections that are not there any more.
+        if !self.tape.plays() {
+            self.inner()?.send(packet)?;
+        }
+        self.tape.output(self.stream, &[packet]);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.tape.plays() {
+            true => Ok(()),
+            false => self.inner()?.flush(),
+        }
+    }
+
+    fn receive(&mut self, packet: &mut [u8]) -> io::Result<usize> {
+        match self.tape.pull(self.stream, packet.len()) {
+            Pull::Bytes(bytes) => {
+                for (place, byte) in packet.iter_mut().zip(&bytes) {
+                    *place = *byte;
+                }
+                Ok(bytes.len())
+            }
+            Pull::Nothing => Err(io::ErrorKind::WouldBlock.into()),
+            Pull::Live => {
+                let length = self.inner()?.receive(packet)?;
+                self.tape
+                    .input(self.stream, packet.get(..length).unwrap_or_default());
+                Ok(length)
+            }
+        }
+    }
+}
+
+/// A disk, whose requests are outputs of the guest.
+pub(crate) struct TapedDisk {
+    pub(crate) inner: Box<dyn BlockBackend>,
+    pub(crate) tape: Tape,
+    pub(crate) stream: Stream,
+}
+
+impl TapedDisk {
+    fn note(&self, request: u8, offset: u64, length: u64, data: &[u8]) {
+        let parts: [&[u8]; 4] = [
+            &[request],
+            &offset.to_le_bytes(),
+            &length.to_le_bytes(),
+            data,
+        ];
+        self.tape.output(self.stream, &parts);
+    }
+}
+
+impl BlockBackend for TapedDisk {
+    fn length(&self) -> u64 {
+        self.inner.length()
+    }
+
+    fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.note(b'r', offset, buffer.len() as u64, &[]);
+        self.inner.read_at(buffer, offset)
+    }
+
+    fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.note(b'w', offset, data.len() as u64, data);
+        self.inner.write_at(data, offset)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.note(b'f', 0, 0, &[]);
+        self.inner.flush()
+    }
+
+    fn discard(&mut self, range: Range<u64>) -> io::Result<bool> {
+        self.note(b'd', range.start, range.end - range.start, &[]);
+        self.inner.discard(range)
+    }
+
+    fn overlay(&mut self) -> io::Result<Option<OverlayFile>> {
+        self.inner.overlay()
+    }
+}

@@ -1,0 +1,405 @@
+//! Playing a recording: each input after the outputs that came before it, and at its time.
+//!
+//! Bytes of a stream are compared where the recording has a mark of that stream. Inputs that a
+//! device asks for (random numbers) are given in their order. From the first difference on, the
+//! other inputs are given at their times alone.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::log::{Event, Kind, Mark, Recording, Stream};
+
+/// The time that an output may be late, before the run counts as another one.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest wait at a time, for a serial port that has no room.
+const LONGEST_WAIT: Duration = Duration::from_millis(20);
+
+/// The result of playing a recording.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replay {
+    /// The number of events of the recording.
+    pub events: usize,
+    /// The time that was played.
+    pub played: Duration,
+    /// The place where the run has gone another way, if it has.
+    pub end: ReplayEnd,
+}
+
+/// The end of a replay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReplayEnd {
+    /// All outputs were the recorded ones, as far as they came.
+    Same,
+    /// This event, from 1, was another one.
+    Departed {
+        /// The number of the event.
+        event: usize,
+        /// Its time in the recording.
+        at: Duration,
+        /// The difference.
+        difference: String,
+    },
+}
+
+impl std::fmt::Display for Replay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (events, played) = (self.events, self.played.as_secs_f64());
+        match &self.end {
+            ReplayEnd::Same => write!(
+                f,
+                "the recording of {events} events was played in {played:.1} s, and the guest went the same way"
+            ),
+            ReplayEnd::Departed {
+                event,
+                at,
+                difference,
+            } => write!(
+                f,
+                "the guest departed from its recording at event {event} of {events}, after {:.3} s: {difference}",
+                at.as_secs_f64()
+            ),
+        }
+    }
+}
+
+/// The next input of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Pull {
+    /// Nothing is played: the host's own input.
+    Live,
+    /// There is none now.
+    Nothing,
+    /// These bytes.
+    Bytes(Vec<u8>),
+}
+
+/// A recording that is played.
+pub(crate) struct Player {
+    events: Vec<Event>,
+    length: Duration,
+    began: Instant,
+    /// The number of events that are done.
+    next: usize,
+    /// The outputs of the guest so far.
+    marks: BTreeMap<Stream, Mark>,
+    /// The events with marks that were not reached yet, by stream.
+    expected: BTreeMap<Stream, VecDeque<usize>>,
+    /// The inputs that are due.
+    due: BTreeMap<Stream, VecDeque<Vec<u8>>>,
+    /// The inputs that a device has asked for before their turn.
+    pulled: BTreeSet<usize>,
+    departed: Option<(usize, String)>,
+    /// The streams whose devices are to be woken.
+    awake: BTreeSet<Stream>,
+}
+
+impl Player {
+    pub(crate) fn new(recording: Recording, now: Instant) -> Self {
+        let mut expected = BTreeMap::<_, VecDeque<usize>>::new();
+        for (index, event) in recording.events.iter().enumerate() {
+            if let Kind::Output(_) = event.kind {
+                expected.entry(event.stream).or_default().push_back(index);
+            }
+        }
+        Self {
+            events: recording.events,
+            length: recording.length,
+            began: now,
+            next: 0,
+            marks: recording.marks.into_iter().collect(),
+            expected,
+            due: BTreeMap::new(),
+            pulled: BTreeSet::new(),
+            departed: None,
+            awake: BTreeSet::new(),
+        }
+    }
+
+    /// Begins now.
+    pub(crate) fn start(&mut self, now: Instant) {
+        self.began = now;
+    }
+
+    fn depart(&mut self, event: usize, difference: String) {
+        self.departed.get_or_insert((event, difference));
+    }
+
+    fn mark_of(&self, event: usize) -> Option<Mark> {
+        match self.events.get(event)?.kind {
+            Kind::Output(mark) => Some(mark),
+            Kind::Input(_) => None,
+        }
+    }
+
+    /// Takes note of bytes that the guest has put out.
+    pub(crate) fn output(&mut self, stream: Stream, parts: &[&[u8]], now: Instant) {
+        for part in parts {
+            let mut rest = *part;
+            while !rest.is_empty() {
+                let front = self
+                    .expected
+                    .get(&stream)
+                    .and_then(VecDeque::front)
+                    .copied();
+                let next = front.and_then(|event| Some((event, self.mark_of(event)?)));
+                let mark = self.marks.entry(stream).or_default();
+                let Some((event, wanted)) = next else {
+                    mark.add(rest);
+                    break;
+                };
+                let left = wanted.length.saturating_sub(mark.length).max(1);
+                let length = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
+                let (now, later) = rest.split_at(length);
+                mark.add(now);
+                rest = later;
+                if mark.length >= wanted.length {
+                    let same = *mark == wanted;
+                    if let Some(expected) = self.expected.get_mut(&stream) {
+                        expected.pop_front();
+                    }
+                    if !same {
+                        self.depart(event, format!("{stream} has put out something else"));
+                    }
+                }
+            }
+        }
+        self.advance(now);
+    }
+
+    /// Makes inputs due whose turn and time it is.
+    pub(crate) fn advance(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.began);
+        while let Some(event) = self.events.get(self.next) {
+            let (stream, at) = (event.stream, event.at);
+            match &event.kind {
+                Kind::Output(wanted) => {
+                    let length = self.marks.get(&stream).map_or(0, |mark| mark.length);
+                    let (is_there, missing) = (
+                        length >= wanted.length,
+                        wanted.length - length.min(wanted.length),
+                    );
+                    if !is_there && self.departed.is_none() {
+                        if elapsed < at.saturating_add(PATIENCE) {
+                            return;
+                        }
+                        let late = format!("{stream} has not put out {missing} bytes in time");
+                        self.depart(self.next, late);
+                    }
+                }
+                Kind::Input(_) if self.pulled.remove(&self.next) => {}
+                Kind::Input(_) if elapsed < at => return,
+                Kind::Input(bytes) => {
+                    self.due.entry(stream).or_default().push_back(bytes.clone());
+                    self.awake.insert(stream);
+                }
+            }
+            self.next += 1;
+        }
+    }
+
+    /// Returns the time until something may be due.
+    pub(crate) fn wait(&self, now: Instant) -> Duration {
+        let elapsed = now.saturating_duration_since(self.began);
+        let next = self.events.get(self.next).map(|event| match event.kind {
+            Kind::Input(_) => event.at,
+            Kind::Output(_) => event.at.saturating_add(PATIENCE),
+        });
+        let next = next.unwrap_or(self.length).saturating_sub(elapsed);
+        next.clamp(Duration::from_micros(100), LONGEST_WAIT)
+    }
+
+    /// Returns the streams for which inputs have become due since the last call.
+    pub(crate) fn awake(&mut self) -> BTreeSet<Stream> {
+        std::mem::take(&mut self.awake)
+    }
+
+    /// Takes all bytes of a stream that are due.
+    pub(crate) fn take_due(&mut self, stream: Stream) -> Vec<u8> {
+        let due = self.due.remove(&stream).unwrap_or_default();
+        due.into_iter().flatten().collect()
+    }
+
+    /// Gives bytes back that there was no room for.
+    pub(crate) fn put_back(&mut self, stream: Stream, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.due
+                .entry(stream)
+                .or_default()
+                .push_front(bytes.to_vec());
+        }
+    }
+
+    /// Returns the next input of a device that asks for it, of at most `room` bytes.
+    pub(crate) fn pull(&mut self, stream: Stream, room: usize) -> Pull {
+        let due = self.due.get_mut(&stream).and_then(VecDeque::pop_front);
+        match due {
+            Some(bytes) if bytes.len() <= room => Pull::Bytes(bytes),
+            Some(_) => {
+                let index = self.next.saturating_sub(1);
+                self.depart(index, format!("{stream} has less room"));
+                Pull::Nothing
+            }
+            None => Pull::Nothing,
+        }
+    }
+
+    /// Returns the next input of a device that gets one for each of its requests, of exactly
+    /// `length` bytes.
+    pub(crate) fn answer(&mut self, stream: Stream, length: usize) -> Pull {
+        if let Some(bytes) = self.due.get_mut(&stream).and_then(VecDeque::pop_front) {
+            return self.of_length(self.next, stream, bytes, length);
+        }
+        let later = self.events.iter().enumerate().skip(self.next);
+        let found = later
+            .into_iter()
+            .find_map(|(index, event)| match &event.kind {
+                Kind::Input(bytes) if event.stream == stream && !self.pulled.contains(&index) => {
+                    Some((index, bytes.clone()))
+                }
+                _ => None,
+            });
+        let Some((index, bytes)) = found else {
+            return Pull::Live;
+        };
+        self.pulled.insert(index);
+        self.of_length(index, stream, bytes, length)
+    }
+
+    fn of_length(&mut self, index: usize, stream: Stream, bytes: Vec<u8>, length: usize) -> Pull {
+        match bytes.len() == length {
+            true => Pull::Bytes(bytes),
+            false => {
+                let (found, was) = (length, bytes.len());
+                self.depart(index, format!("{stream} asks for {found} bytes, not {was}"));
+                Pull::Live
+            }
+        }
+    }
+
+    /// Returns the result, once all events are done and the recorded time is over.
+    pub(crate) fn finished(&self) -> Option<Replay> {
+        let now = Instant::now();
+        let is_done = self.next >= self.events.len()
+            && self.due.values().all(VecDeque::is_empty)
+            && now.saturating_duration_since(self.began) >= self.length;
+        is_done.then(|| self.so_far(now))
+    }
+
+    /// Returns the result so far.
+    pub(crate) fn so_far(&self, now: Instant) -> Replay {
+        let at = |event: usize| {
+            self.events
+                .get(event)
+                .map_or(Duration::ZERO, |event| event.at)
+        };
+        Replay {
+            events: self.events.len(),
+            played: now.saturating_duration_since(self.began),
+            end: match &self.departed {
+                None => ReplayEnd::Same,
+                Some((event, difference)) => ReplayEnd::Departed {
+                    event: event + 1,
+                    at: at(*event),
+                    difference: difference.clone(),
+                },
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::log::Recorder;
+    use super::*;
+
+    const RANDOM: Stream = Stream::Device(0);
+    const NET: Stream = Stream::Device(1);
+    const SERIAL: Stream = Stream::Serial;
+
+    fn recorded(record: impl FnOnce(&mut Recorder)) -> (Player, Instant) {
+        let mut recorder = Recorder::default();
+        let start = recorder.position();
+        record(&mut recorder);
+        let mut recording = recorder.since(&start).unwrap();
+        // All at the beginning: the test's time is its own.
+        recording
+            .events
+            .iter_mut()
+            .for_each(|event| event.at = Duration::ZERO);
+        recording.length = Duration::ZERO;
+        let now = Instant::now();
+        (Player::new(recording, now), now)
+    }
+
+    fn conversation(recorder: &mut Recorder) {
+        recorder.output(SERIAL, &[b"login: "]);
+        recorder.input(SERIAL, b"root\n");
+        recorder.output(SERIAL, &[b"# "]);
+        recorder.input(NET, b"frame");
+    }
+
+    #[test]
+    fn an_input_comes_after_the_outputs_before_it() {
+        let (mut player, now) = recorded(conversation);
+        player.advance(now);
+        assert_eq!(player.take_due(SERIAL), b"");
+        player.output(SERIAL, &[b"log"], now);
+        player.output(SERIAL, &[b"in", b": "], now);
+        assert_eq!(player.take_due(SERIAL), b"root\n");
+        assert_eq!(player.pull(NET, 100), Pull::Nothing);
+        assert!(player.finished().is_none());
+        player.output(SERIAL, &[b"# more"], now);
+        assert_eq!(player.awake(), BTreeSet::from([SERIAL, NET]));
+        assert_eq!(player.pull(NET, 100), Pull::Bytes(b"frame".to_vec()));
+        assert_eq!(player.finished().unwrap().end, ReplayEnd::Same);
+    }
+
+    #[test]
+    fn the_first_difference_is_told_and_later_inputs_come_at_their_time() {
+        let (mut player, now) = recorded(conversation);
+        player.output(SERIAL, &[b"LOGIN: "], now);
+        assert_eq!(player.take_due(SERIAL), b"root\n");
+        assert_eq!(player.pull(NET, 100), Pull::Bytes(b"frame".to_vec()));
+        let told = player.finished().unwrap().to_string();
+        assert!(
+            told.contains(
+                "at event 1 of 4, after 0.000 s: the serial port has put out something else"
+            ),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn an_output_that_does_not_come_is_waited_for_so_long() {
+        let (mut player, now) = recorded(conversation);
+        player.advance(now + PATIENCE - Duration::from_millis(1));
+        assert_eq!(player.take_due(SERIAL), b"");
+        player.advance(now + PATIENCE);
+        assert_eq!(player.take_due(SERIAL), b"root\n");
+        let told = player.finished();
+        assert!(told.is_none(), "a frame is due");
+        let _ = player.pull(NET, 100);
+        let told = player.finished().unwrap().to_string();
+        assert!(told.contains("has not put out 7 bytes in time"), "{told}");
+    }
+
+    #[test]
+    fn random_numbers_come_as_they_are_asked_for() {
+        let (mut player, now) = recorded(|recorder| {
+            recorder.output(SERIAL, &[b"a"]);
+            recorder.input(RANDOM, b"12");
+            recorder.input(RANDOM, b"345");
+        });
+        player.advance(now);
+        assert_eq!(player.answer(RANDOM, 2), Pull::Bytes(b"12".to_vec()));
+        player.output(SERIAL, &[b"a"], now);
+        assert_eq!(player.answer(RANDOM, 4), Pull::Live);
+        assert_eq!(player.answer(RANDOM, 4), Pull::Live);
+        let told = player.finished().unwrap().to_string();
+        assert!(
+            told.contains("virtio device 0 asks for 4 bytes, not 3"),
+            "{told}"
+        );
+    }
+}
