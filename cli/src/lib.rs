@@ -80,6 +80,7 @@ pub use expect::report::Verdict;
 pub use expect::{Comparison, Expectation};
 pub use guest_image::GuestImageError;
 pub use guest_kernel::GuestKernelError;
+pub use history::KeepError;
 pub use host::HostError;
 pub use network::NetworkError;
 pub use passt::PasstError;

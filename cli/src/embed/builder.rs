@@ -6,7 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use introspect::regular_file;
 use vmm::Machine;
@@ -21,6 +21,7 @@ use vmm::snapshot::{
 use crate::confinement::{Confinement, Kind};
 use crate::guest_image::{self, GuestImageError};
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
+use crate::history::{KeepError, Keeper, Ring};
 use crate::host::{Host, HostError};
 use crate::net::Net;
 use crate::network::{Network, NetworkError};
@@ -52,6 +53,9 @@ pub struct VmBuilder {
     disks: Vec<DiskConfig>,
     overlay: bool,
     network: Option<Net>,
+    /// The folder for moments that scripts keep.
+    snapshots: Option<PathBuf>,
+    history: Option<Ring>,
 }
 
 #[derive(Debug, Clone)]
@@ -108,6 +112,9 @@ pub enum StartError {
     /// The snapshot.
     #[error(transparent)]
     Snapshot(#[from] RestoreError),
+    /// The history.
+    #[error("history: {0}")]
+    History(#[from] KeepError),
 }
 
 impl Vm {
@@ -130,6 +137,8 @@ impl Default for VmBuilder {
             disks: Vec::new(),
             overlay: false,
             network: None,
+            snapshots: None,
+            history: None,
         }
     }
 }
@@ -224,6 +233,25 @@ impl VmBuilder {
         self
     }
 
+    /// Lets scripts keep moments of the machine in the folder `path`: `snapshot("NAME")`.
+    #[must_use]
+    pub fn snapshots(mut self, path: impl Into<PathBuf>) -> Self {
+        self.snapshots = Some(path.into());
+        self
+    }
+
+    /// Keeps checkpoints of the last `window` in memory, one after each `every`, of at most `most`
+    /// bytes together. [`Vm::rewind`] writes one of them.
+    #[must_use]
+    pub fn history(mut self, window: Duration, every: Duration, most: u64) -> Self {
+        self.history = Some(Ring {
+            window,
+            every,
+            most,
+        });
+        self
+    }
+
     /// Makes the machine and lets the guest run. The guest is stopped when the last reference to
     /// the VM is dropped.
     ///
@@ -244,8 +272,16 @@ impl VmBuilder {
             .transpose()
             .map_err(StartError::Watch)?;
         vm.started = started;
+        vm.keeper = Keeper::new(self.snapshots, self.history);
+        // A history begins with the first instruction.
+        let held = vm.machine.pause();
         vm.machine.start();
-        Ok(Arc::new(vm))
+        let vm = Arc::new(vm);
+        if vm.keeper.ring().is_some() {
+            vm.begin_history()?;
+        }
+        drop(held);
+        Ok(vm)
     }
 
     /// Makes a machine that boots.

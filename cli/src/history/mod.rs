@@ -27,6 +27,7 @@ use crate::report::say;
 use follower::{Follow, Follower};
 pub use options::{Ring, time};
 use writer::Writer;
+pub use writer::write;
 
 /// The time before a guest's end, of which the machine is kept if the run fails.
 pub const BEFORE_END: Duration = Duration::from_secs(2);

@@ -109,7 +109,11 @@ fn serve(arriving: &Receiver<(Kept, PathBuf)>, waiting: &Mutex<BTreeSet<PathBuf>
     }
 }
 
-fn write(kept: &Kept, path: &Path) -> Result<(), KeepError> {
+/// Writes a moment to the new folder `path`.
+///
+/// # Errors
+/// If the folder exists or cannot be written.
+pub fn write(kept: &Kept, path: &Path) -> Result<(), KeepError> {
     let mut folder = NewFolder::create(path)?;
     folder.add_overlays(kept.overlays())?;
     kept.write(folder.files()?, &mut |_| ControlFlow::Continue(()))?;

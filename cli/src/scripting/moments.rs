@@ -57,7 +57,7 @@ impl Moments {
             Wish::Snapshot => ("snapshot", vm.keep(&moment.name)),
             Wish::Rewind(ago) => {
                 let ago = ago.unwrap_or(history::BEFORE_END);
-                ("rewind", vm.rewind(&moment.name, Instant::now(), ago))
+                ("rewind", vm.keep_before(&moment.name, Instant::now(), ago))
             }
         };
         drop(moment.hold);

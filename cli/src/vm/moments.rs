@@ -1,12 +1,13 @@
 //! The moments of a VM that are kept as snapshots.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmm::snapshot::{HistoryError, Kept, Source};
 
 use super::Vm;
-use crate::history::{KeepError, Moment};
+use crate::history::{self, KeepError, Moment};
 
 impl Vm {
     /// Begins the history of the machine, unless there is one.
@@ -35,7 +36,7 @@ impl Vm {
     ///
     /// # Errors
     /// If there is no folder for snapshots, or no history.
-    pub(crate) fn rewind(
+    pub(crate) fn keep_before(
         &self,
         name: &str,
         from: Instant,
@@ -50,6 +51,16 @@ impl Vm {
     /// If the machine cannot be read.
     pub(crate) fn present(&self) -> Result<Option<Kept>, HistoryError> {
         self.with_source(|source| self.keeper.present(source))
+    }
+
+    /// Saves the VM as it was `ago` to a new folder: the newest checkpoint that is so old, else the
+    /// oldest one. The guest runs on.
+    ///
+    /// # Errors
+    /// If it has no history ([`VmBuilder::history`](crate::VmBuilder::history)), or the folder
+    /// exists or cannot be written.
+    pub fn rewind(&self, folder: &Path, ago: Duration) -> Result<(), KeepError> {
+        history::write(&self.keeper.past(ago)?, folder)
     }
 
     fn with_source<R>(&self, with: impl FnOnce(Source<'_>) -> R) -> R {

@@ -22,6 +22,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 pub(crate) use backends::{TapedDisk, TapedNet, TapedRandom};
+#[cfg(test)]
+pub(crate) use log::Kind;
 pub use log::Recording;
 pub(crate) use log::{Position, Recorder, Stream};
 pub(crate) use player::{Player, Pull};

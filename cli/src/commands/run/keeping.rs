@@ -161,7 +161,7 @@ pub fn keep_the_past(vm: &Vm, watched: &Watched, has_failed: bool) {
         _ if has_failed => ("before-failure", watched.at),
         _ => return,
     };
-    match vm.rewind(name, from, BEFORE_END) {
+    match vm.keep_before(name, from, BEFORE_END) {
         Ok(moment) => say(moment),
         Err(error) => say(format_args!("{name}: not kept: {error}")),
     }
