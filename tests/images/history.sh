@@ -40,7 +40,7 @@ guest 'su postgres -c "createdb bench; pgbench -qi bench" >/dev/null 2>&1'
 exotrace stat --vm m | grep checkpoints
 
 # A hit of a script from another terminal.
-exotrace trace --vm m -e 'syscall:fsync:entry /comm == "postgres"/ { snapshot("fsync"); exit() }' >hit.txt 2>&1 &
+exotrace trace --vm m -e 'syscall:fdatasync:entry /comm == "postgres"/ { snapshot("commit"); exit() }' >hit.txt 2>&1 &
 hit=$!
 guest 'systemd-run -q --uid=postgres sh -c "pgbench -qT 60 -c 2 bench >/dev/null 2>&1"'
 wait $hit || fail "the script"
@@ -60,8 +60,8 @@ cat again.txt
 grep 'recording\|panic' again.log
 grep -q 'the crash comes by sh' again.txt || fail "no panic"
 
-exotrace run --restore kept/fsync --disk "$image" --net off --name hit --serial hit.serial --for 3 \
-    -e 'syscall:fsync:entry /@n++ == 0/ { printf("first: fsync by %s, pid %d\n", comm, pid); }' >fsync.txt 2>fsync.log
+timeout 600 exotrace run --restore kept/commit --disk "$image" --net off --name hit --serial hit.serial --for 3 \
+    -e 'syscall:fdatasync:entry /@n++ == 0/ { printf("first: fdatasync by %s, pid %d\n", comm, pid); }' >commit.txt 2>commit.log
 echo "the machine of the hit has ended: $?"
-cat fsync.txt
-grep -q 'first: fsync by postgres' fsync.txt || fail "not the hit"
+cat commit.txt
+grep -q 'first: fdatasync by postgres' commit.txt || fail "not the hit"
