@@ -1,10 +1,12 @@
-//! Decoding of a state file as in a restore, without KVM: for fuzzing.
+//! Decoding of a state file as in a restore, without KVM: for fuzzing. A recording is played to a
+//! guest that puts out something else.
 
 use std::path::Path;
 
 use super::restore::decode_state;
 use super::{RestoreError, RestoredDisks, disks, format};
 use crate::machine::virtio::DiskConfig;
+use crate::tape;
 
 /// The facts that a restore gets from a state file before it creates a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +38,9 @@ pub fn decode(file: &[u8], folder: &Path, disks: &RestoredDisks) -> Result<Decod
         path: folder.to_path_buf(),
         source,
     })?;
+    if let Some(recording) = saved.recording.take() {
+        tape::rehearse(recording);
+    }
     Ok(Decoded {
         memory: saved.memory,
         pieces: saved.pieces.len(),
