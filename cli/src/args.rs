@@ -14,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use vmm::machine::DiskConfig;
 
+use crate::protocol::cost::Budget;
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
@@ -412,6 +413,10 @@ pub struct Trace {
     /// Record at most this many hits of each probe a second
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub per_second: u32,
+    /// Let the trace cost at most this share of each vCPU's time, such as 5%. Its costliest probes
+    /// are stopped for parts of the time. The end says for how long
+    #[arg(long, value_name = "PERCENT")]
+    pub budget: Option<Budget>,
     /// The number of events that each vCPU's ring holds: a power of two
     #[arg(long, value_name = "EVENTS", default_value_t = DEFAULT_SLOTS)]
     pub buffer: usize,

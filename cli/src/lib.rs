@@ -84,6 +84,7 @@ pub use history::KeepError;
 pub use host::HostError;
 pub use network::NetworkError;
 pub use passt::PasstError;
+pub use protocol::cost::{Budget, Cost, Unwatched};
 pub use protocol::error::{ErrorKind, RequestError};
 pub use protocol::inspection::{
     Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, ThreadStack,

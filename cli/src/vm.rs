@@ -26,6 +26,7 @@ use crate::host::Host;
 use crate::inspection::{Inspection, Inspector};
 use crate::panic_witness;
 use crate::passt::Watch;
+use crate::protocol::cost::Budget;
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{Maps, ProcessName, Processes, Stacks};
 use crate::registry::VmName;
@@ -64,6 +65,8 @@ pub struct Vm {
     pub(crate) console: Tail,
     /// The knowledge of its kernel's structures.
     pub(crate) inspector: Inspector,
+    /// The share of its vCPUs' time that all traces together may cost.
+    pub(crate) budget: Option<Budget>,
     /// Its probe engine, from the first trace on.
     pub(crate) engine: OnceLock<Engine>,
     /// Checks of its memory, if it was restored.
@@ -159,6 +162,7 @@ impl Vm {
             started: Instant::now(),
             console,
             inspector: Inspector::default(),
+            budget: None,
             engine: OnceLock::new(),
             checks: None,
             devices: TraceDevices::default(),
@@ -321,6 +325,7 @@ impl Vm {
                 view.clone(),
                 &EngineLimits::default(),
             );
+            engine.set_budget(self.budget.map(|budget| budget.0));
             let unwinder = self.inspection().look(|look| {
                 let modules = look
                     .modules()

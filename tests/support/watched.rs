@@ -108,10 +108,18 @@ impl Script {
     /// # Panics
     /// If it does not.
     pub fn interrupt(self) -> String {
+        self.interrupted().stdout
+    }
+
+    /// Interrupts the script, as [`interrupt`](Self::interrupt) does.
+    ///
+    /// # Panics
+    /// If it does not end in order.
+    pub fn interrupted(self) -> Ended {
         self.0.signal(rustix::process::Signal::INT);
         let ended = self.0.finish(COMMAND_LIMIT);
         assert_eq!(ended.status, 0, "{ended:?}");
-        ended.stdout
+        ended
     }
 
     /// Waits until the script has ended itself.

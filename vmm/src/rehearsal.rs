@@ -12,6 +12,7 @@ use devices::Bus;
 use introspect::Gpa;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
+use crate::clock::host_tsc;
 use crate::host::HostProfile;
 use crate::machine::Handle;
 use crate::machine::control::Control;
@@ -99,7 +100,7 @@ impl Rehearsal {
     #[inline(never)]
     pub fn hit(&mut self) -> bool {
         let sink = self.sink.load().as_deref().map(|sink| &**sink);
-        let surroundings = Surroundings::of(&self.shared, sink, &self.caches.walks);
+        let surroundings = Surroundings::of(&self.shared, sink, &self.caches.walks, host_tsc());
         let system = System::known_as(&self.sregs);
         let seen = &mut self.caches.kernel_sites;
         let quick = surroundings.kernel_hit(seen, 0, &mut self.regs, &system);

@@ -17,6 +17,7 @@ use crate::expect::{Expectation, Point};
 use crate::history::Ring;
 use crate::memory_size;
 use crate::net::Net;
+use crate::protocol::cost::Budget;
 use crate::registry::VmName;
 use crate::vsock::Vsock;
 
@@ -199,6 +200,11 @@ pub struct Run {
     /// Run the script in this file likewise
     #[arg(short = 'f', long = "script", value_name = "FILE", group = "traced", conflicts_with_all = ["trace", "program"])]
     pub script: Option<String>,
+    /// Let all traces of the machine together, those of other commands too, cost at most this share
+    /// of each vCPU's time, such as 5%. Their costliest probes are stopped for parts of the time.
+    /// Expectations are always watched
+    #[arg(long, value_name = "PERCENT")]
+    pub budget: Option<Budget>,
     /// Write the trace to this file instead of standard output
     #[arg(short, long, value_name = "FILE", requires = "traced")]
     pub output: Option<PathBuf>,

@@ -178,11 +178,21 @@ fn rows(profile: &HostProfile) -> Vec<Row> {
         row(
             "one exit from kernel mode",
             &microseconds(profile.exit_kernel_ns),
-            "a traced kernel function costs little more than this a hit",
+            "each access of the guest's kernel to a device costs this",
         ),
         row(
             "one exit from user mode",
             &microseconds(profile.exit_user_ns),
+            "each access of a program to a device costs this",
+        ),
+        row(
+            "one trap in the kernel",
+            &microseconds(profile.trap_kernel_ns),
+            "a traced kernel function costs little more than this a hit",
+        ),
+        row(
+            "one trap in programs",
+            &microseconds(profile.trap_user_ns),
             "a traced function of a program costs little more than this a hit",
         ),
     ]
@@ -319,7 +329,7 @@ mod tests {
             HostProfile::interpreted_example(),
         ] {
             let mut rows = rows(&profile);
-            assert_eq!(rows.len(), 19);
+            assert_eq!(rows.len(), 21);
             for (seccomp, landlock) in [(true, true), (true, false), (false, true), (false, false)]
             {
                 rows.push(confinement(Walls { seccomp, landlock }));

@@ -11,7 +11,7 @@ use crate::args;
 use crate::byte_progress;
 use crate::client::control::{ask, ask_with, ask_within, unexpected};
 use crate::memory_size::HumanSize;
-use crate::protocol::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
+use crate::protocol::control::{Answer, Command, Info, SessionCount, SiteCount, Stat, Unknown};
 use crate::registry::{self, Registry, Running, VmName};
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 
@@ -302,6 +302,27 @@ pub(super) fn stat_text(stat: &Stat) -> String {
     for (what, count) in stat.engine.iter().filter(|(_, count)| *count > 0) {
         text += &format!("{what:22} {count:>12}\n");
     }
+    if let Some(cost) = stat.cost.filter(|cost| cost.hits > 0) {
+        let budget = stat.budget.map(String::from);
+        let budget = budget.map_or_else(String::new, |budget| format!(", of at most {budget}"));
+        text += &format!("{:22} {cost}{budget}\n", "cost of all traces");
+    }
+    for session in stat.sessions.iter().take(LISTED) {
+        let SessionCount {
+            number,
+            label,
+            cost,
+            probes,
+            resting,
+            ..
+        } = session;
+        let budget = session.budget.map(String::from);
+        let budget = budget.map_or_else(String::new, |budget| format!(", of at most {budget}"));
+        text += &format!(
+            "trace {number} {}: {cost}{budget}, {resting} of {probes} probes stopped\n",
+            printable(label)
+        );
+    }
     let mut hottest: Vec<&SiteCount> = stat.sites.iter().filter(|s| s.hits > 0).collect();
     hottest.sort_by_key(|site| std::cmp::Reverse(site.hits));
     for site in hottest.iter().take(LISTED) {
@@ -390,6 +411,7 @@ pub(super) fn info_line(info: &Info) -> String {
 mod tests {
     use super::*;
     use crate::protocol::control::{MemoryCount, RestoredMemory, VirtioCount};
+    use crate::protocol::cost::Cost;
 
     #[test]
     fn counts_are_listed_and_long_lists_cut() {
@@ -397,6 +419,12 @@ mod tests {
             address,
             reads: 2,
             writes: 3,
+        };
+        let cost = Cost {
+            hits: 21,
+            ns: 1_000_000,
+            busiest_ns: 1_000_000,
+            passed_ns: 50_000_000,
         };
         let stat = Stat {
             name: "vm1".into(),
@@ -441,6 +469,16 @@ mod tests {
             history: None,
             unknown_ports: (0..20).map(unknown).collect(),
             unknown_memory: vec![unknown(0xd000_0000)],
+            cost: Some(cost),
+            budget: "5%".parse().ok(),
+            sessions: vec![SessionCount {
+                number: 3,
+                label: "vfs_read, \u{1b}[2J".into(),
+                cost,
+                budget: None,
+                probes: 4,
+                resting: 2,
+            }],
         };
         let text = stat_text(&stat);
         for expected in [
@@ -455,6 +493,8 @@ mod tests {
             "hits emulated                    20\n",
             "hidden bytes                      9\n",
             "virtio disk at 0xe0000000: 7 used, 1 rejected, 0 queues broken, 6 interrupts, 0 lost; the last: too short\n",
+            "cost of all traces     2.0% of the guest's time (0.001 s at 21 hits), of at most 5%\n",
+            "trace 3 vfs_read, ?[2J: 2.0% of the guest's time (0.001 s at 21 hits), 2 of 4 probes stopped\n",
             "trap at 0x1000 vfs_read: 21 hits, 1 stepped\n",
             "no device at port 0xf: 2 reads, 3 writes\n",
             "and 4 more port addresses",

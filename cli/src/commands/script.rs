@@ -8,7 +8,7 @@ use bt::ast::ProbeKind;
 use bt::differences;
 use bt::library::{SCRIPTS, about};
 
-use super::run::tell_given_up;
+use super::run::{tell_cost, tell_given_up};
 use super::trace::{Lines, start, tell_skipped};
 use crate::args::{self, Format};
 use crate::output_file::Output;
@@ -181,6 +181,7 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
             comms: args.comms.clone(),
             one_in: args.one_in,
             per_second: args.per_second,
+            budget: args.budget,
             ..Request::default()
         },
         form: form(args.format),
@@ -227,6 +228,7 @@ fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Fai
             Line::Output { out, err } => put(&mut output, out.as_bytes(), err.as_bytes())?,
             Line::End { counts, machine } => {
                 tell(&counts, verbose);
+                tell_cost(&counts.cost, &counts.unwatched);
                 MachineEnd::report(machine.as_ref())?;
                 return with_status(counts.exit_status);
             }

@@ -15,7 +15,7 @@ use probes::provider::host_file;
 use serde::de::DeserializeOwned;
 
 use super::remote::find;
-use super::run::tell;
+use super::run::{tell, tell_cost};
 use super::script::{self, Source};
 use crate::args::{self, Format};
 use crate::client::control::{ask, connect, unexpected};
@@ -77,6 +77,7 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
         one_in: args.one_in,
         per_second: args.per_second,
         slots: args.buffer,
+        budget: args.budget,
     };
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
     let (lines, _signals) = start(args.which, &Command::Trace(request), args.duration)?;
@@ -203,6 +204,7 @@ fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Fa
             } => {
                 write(&mut output, &mut writer)?;
                 tell(&counts);
+                tell_cost(&counts.cost, &counts.unwatched);
                 let counts = traced.iter().zip(hits).filter(|(_, hits)| *hits > 0);
                 for (probe, hits) in counts.take(MOST_COUNTS) {
                     say(format_args!("{hits:>10} {}", probe.name));

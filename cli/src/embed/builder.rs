@@ -26,6 +26,7 @@ use crate::host::{Host, HostError};
 use crate::net::Net;
 use crate::network::{Network, NetworkError};
 use crate::passt::Passt;
+use crate::protocol::cost::Budget;
 use crate::registry::{NameError, VmName};
 use crate::tail::Tail;
 use crate::vm::Vm;
@@ -56,6 +57,7 @@ pub struct VmBuilder {
     /// The folder for moments that scripts keep.
     snapshots: Option<PathBuf>,
     history: Option<Ring>,
+    budget: Option<Budget>,
 }
 
 #[derive(Debug, Clone)]
@@ -139,6 +141,7 @@ impl Default for VmBuilder {
             network: None,
             snapshots: None,
             history: None,
+            budget: None,
         }
     }
 }
@@ -252,6 +255,14 @@ impl VmBuilder {
         self
     }
 
+    /// Sets the share of each vCPU's time that all traces of the VM together may cost, as
+    /// `run --budget` does. Expectations are always watched.
+    #[must_use]
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
     /// Makes the machine and lets the guest run. The guest is stopped when the last reference to
     /// the VM is dropped.
     ///
@@ -271,7 +282,7 @@ impl VmBuilder {
             .map(Passt::watch)
             .transpose()
             .map_err(StartError::Watch)?;
-        vm.started = started;
+        (vm.started, vm.budget) = (started, self.budget);
         vm.keeper = Keeper::new(self.snapshots, self.history);
         // A history begins with the first instruction.
         let held = vm.machine.pause();

@@ -64,7 +64,7 @@ impl Armed {
             prepare(guest, engine.tsc_hz(), &request(text))?;
         }
         let text = script(&expectations);
-        let (script, _) = attach(guest, engine, &request(text))?;
+        let (script, _) = attach(guest, engine, &request(text), true)?;
         Ok(Self {
             script,
             expectations,

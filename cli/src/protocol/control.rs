@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use vmm::machine::{MAX_DEVICES, VirtioStats};
 use vmm::snapshot::CheckStats;
 
+use crate::protocol::cost::{Budget, Cost};
 use crate::protocol::error::RequestError;
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::script::ScriptRequest;
@@ -249,6 +250,15 @@ pub struct Stat {
     pub sites: Vec<SiteCount>,
     /// The probe engine's counts by name, all traces together.
     pub engine: Vec<(String, u64)>,
+    /// What all traces together have cost since the first one began; `None` before.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cost: Option<Cost>,
+    /// The budget of all traces together.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub budget: Option<Budget>,
+    /// The traces, scripts and debuggers with probes in the guest.
+    #[serde(default)]
+    pub sessions: Vec<SessionCount>,
     /// The virtio devices.
     #[serde(default)]
     pub virtio: Vec<VirtioCount>,
@@ -352,6 +362,24 @@ impl From<&VirtioStats> for VirtioCount {
                 .or(rejected.map(ToString::to_string)),
         }
     }
+}
+
+/// A trace, a script or a debugger, and what it costs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionCount {
+    /// Its number, from 1: the order in which they came.
+    pub number: u64,
+    /// The probes or the script that it was asked for, or the device that it serves.
+    pub label: String,
+    /// What it has cost the guest.
+    pub cost: Cost,
+    /// Its own budget.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub budget: Option<Budget>,
+    /// The number of its probes.
+    pub probes: usize,
+    /// The number of those that a budget has stopped for now.
+    pub resting: usize,
 }
 
 /// A site with a trap.
@@ -486,6 +514,9 @@ mod tests {
                 given_up: false,
             }],
             engine: vec![("lifted".into(), 4)],
+            cost: Some(Cost::default()),
+            budget: "5%".parse().ok(),
+            sessions: Vec::new(),
             virtio: Vec::new(),
             memory: MemoryCount::default(),
             history: None,

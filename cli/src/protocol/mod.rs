@@ -3,6 +3,7 @@
 //! Types and their encoding alone: nothing here knows a machine.
 
 pub mod control;
+pub mod cost;
 pub mod end;
 pub mod error;
 pub mod event;

@@ -1,5 +1,6 @@
 //! The request for a script, and the lines of the stream that carries its output.
 
+use crate::protocol::cost::{Cost, Unwatched};
 use crate::protocol::end::MachineEnd;
 use crate::protocol::error::RequestError;
 use crate::protocol::trace::LONGEST_LINE;
@@ -40,7 +41,7 @@ pub struct ScriptRequest {
     pub library: Vec<(String, String)>,
     /// The largest number of bytes of a string read from the guest; 0 for the default.
     pub longest_text: usize,
-    /// The filter of hits. The probes of this request are ignored.
+    /// The filter of hits, and the budget. The probes of this request are ignored.
     pub whose: Request,
     /// The form of the output.
     pub form: Form,
@@ -115,6 +116,12 @@ pub struct Counts {
     /// The moments of the machine that were not kept.
     #[serde(default)]
     pub lost_moments: u64,
+    /// What the script has cost the guest.
+    #[serde(default)]
+    pub cost: Cost,
+    /// The probes that a budget has stopped for a part of the time.
+    #[serde(default)]
+    pub unwatched: Vec<Unwatched>,
 }
 
 /// The largest number of output bytes in one line.

@@ -1,5 +1,6 @@
 //! The request for a trace: its probes, its filters, and the captured values.
 
+use crate::protocol::cost::{Budget, Cost, Unwatched};
 use crate::protocol::end::MachineEnd;
 use crate::protocol::error::RequestError;
 use crate::protocol::event::{ClockPair, EventLine};
@@ -37,6 +38,9 @@ pub struct Request {
     pub per_second: u32,
     /// The number of events in each vCPU's ring.
     pub slots: usize,
+    /// The share of each vCPU's time that the trace may cost; all of it if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
 }
 
 impl Default for Request {
@@ -52,6 +56,7 @@ impl Default for Request {
             one_in: 0,
             per_second: 0,
             slots: DEFAULT_SLOTS,
+            budget: None,
         }
     }
 }
@@ -171,6 +176,12 @@ pub struct Counts {
     /// The probes with sites in programs that were given up: see
     /// [`ProbeStats::given_up`](probes::engine::ProbeStats::given_up).
     pub given_up: Vec<String>,
+    /// What the trace has cost the guest.
+    #[serde(default)]
+    pub cost: Cost,
+    /// The probes that a budget has stopped for a part of the time.
+    #[serde(default)]
+    pub unwatched: Vec<Unwatched>,
 }
 
 /// The largest number of probes of one trace.

@@ -7,6 +7,7 @@
 mod moments;
 mod names;
 
+use crate::protocol::cost::{Cost, Unwatched};
 use crate::protocol::script::Counts;
 use std::sync::Arc;
 
@@ -57,11 +58,34 @@ impl Job {
         view: &Arc<KernelView>,
         request: &ScriptRequest,
     ) -> Result<(Self, Rendered), RequestError> {
+        Self::start_as(machine, engine, view, request, false)
+    }
+
+    /// Does the same for a script whose probes no budget stops.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_whole(
+        machine: &Arc<Vm>,
+        engine: &Engine,
+        view: &Arc<KernelView>,
+        request: &ScriptRequest,
+    ) -> Result<(Self, Rendered), RequestError> {
+        Self::start_as(machine, engine, view, request, true)
+    }
+
+    fn start_as(
+        machine: &Arc<Vm>,
+        engine: &Engine,
+        view: &Arc<KernelView>,
+        request: &ScriptRequest,
+        is_whole: bool,
+    ) -> Result<(Self, Rendered), RequestError> {
         let ticks_before = engine.stats().joined_ticks;
         let guest = &machine.traceable(view);
         let prepared = prepare(guest, engine.tsc_hz(), request)?;
         moments::begin(machine, prepared.keeps())?;
-        let (script, first) = begin(prepared, guest, engine, request)?;
+        let (script, first) = begin(prepared, guest, engine, request, is_whole)?;
         let mut renderer = Renderer {
             machine: machine.clone(),
             names: GuestNames::new(view.clone()),
@@ -133,6 +157,13 @@ impl Job {
         let of_probes = || self.probes().into_iter().zip(&each);
         let given_up = of_probes().filter(|(_, stats)| stats.given_up > 0);
         let given_up = given_up.map(|(name, _)| name).collect();
+        let hz = machine.tsc_hz();
+        let unwatched = of_probes().zip(self.script.unwatched());
+        let unwatched = unwatched.filter_map(|((name, stats), unwatched)| {
+            Unwatched::of(&name, stats.hits, unwatched?, hz)
+        });
+        let unwatched = unwatched.collect();
+        let cost = Cost::of(self.script.cost(), hz);
         let each = of_probes()
             .map(|(name, stats)| (name, stats.hits))
             .collect();
@@ -161,6 +192,8 @@ impl Job {
             each,
             given_up,
             lost_moments: moments.lost(),
+            cost,
+            unwatched,
         };
         let mut rendered = self.renderer.render(&outputs);
         moments.tell(&mut rendered.err);
@@ -187,7 +220,8 @@ pub fn prepare(
     Ok(prepared)
 }
 
-/// Compiles the requested script, enables its probes, and also returns the output of BEGIN.
+/// Compiles the requested script, enables its probes, and also returns the output of BEGIN. No
+/// budget stops its probes if it `is_whole`.
 ///
 /// # Errors
 /// As [`Job::start`]. Nothing is left in the guest then.
@@ -195,9 +229,10 @@ pub fn attach(
     guest: &dyn Traceable,
     engine: &Engine,
     request: &ScriptRequest,
+    is_whole: bool,
 ) -> Result<(ScriptSession, Vec<Output>), RequestError> {
     let prepared = prepare(guest, engine.tsc_hz(), request)?;
-    begin(prepared, guest, engine, request)
+    begin(prepared, guest, engine, request, is_whole)
 }
 
 fn begin(
@@ -205,7 +240,16 @@ fn begin(
     guest: &dyn Traceable,
     engine: &Engine,
     request: &ScriptRequest,
+    is_whole: bool,
 ) -> Result<(ScriptSession, Vec<Output>), RequestError> {
+    let (label, budget) = (request.file.clone(), request.whose.budget);
+    let prepared = prepared.with_session(move |session| {
+        session.set_label(&label);
+        session.set_budget(budget.map(|budget| budget.0));
+        if is_whole {
+            session.watch_always();
+        }
+    });
     let mut first = Vec::new();
     let script = prepared.start(engine, &|probe| request.filter(probe), &mut |output| {
         first.push(output)

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use introspect::memory_budget::{self, Purpose};
-use probes::engine::Engine;
+use probes::engine::{Engine, SessionCost};
 use probes::fields::Field;
 use probes::name::ProbePattern;
 use probes::provider;
 
 use crate::protocol::control::{
-    Answer, Command, Info, ListedProbe, MemoryCount, SiteCount, Stat, Unknown,
+    Answer, Command, Info, ListedProbe, MemoryCount, SessionCount, SiteCount, Stat, Unknown,
 };
+use crate::protocol::cost::{Budget, Cost};
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::server::{control as server, saving};
 use crate::vm::Vm;
@@ -69,6 +70,12 @@ fn stat(vm: &Vm, hash: bool) -> Stat {
         restored_memory: vm.checks.as_ref().map(|checks| (&checks.stats()).into()),
         sites: sites.collect(),
         engine: vm.engine.get().map(engine_counts).unwrap_or_default(),
+        cost: vm
+            .engine
+            .get()
+            .map(|engine| Cost::of(engine.cost(), engine.tsc_hz())),
+        budget: vm.budget,
+        sessions: vm.engine.get().map(session_counts).unwrap_or_default(),
         name: vm.name.to_string(),
         port_exits: stats.port_exits,
         mmio_exits: stats.mmio_exits,
@@ -108,6 +115,19 @@ fn list(vm: &Vm, pattern: &str) -> Result<Vec<ListedProbe>, RequestError> {
         }
     });
     Ok(listed.collect())
+}
+
+fn session_counts(engine: &Engine) -> Vec<SessionCount> {
+    let costs = engine.session_costs().into_iter();
+    let count = |session: SessionCost| SessionCount {
+        number: session.number,
+        label: session.label,
+        cost: Cost::of(session.cost, engine.tsc_hz()),
+        budget: session.budget.map(Budget),
+        probes: session.probes,
+        resting: session.resting,
+    };
+    costs.map(count).collect()
 }
 
 fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {

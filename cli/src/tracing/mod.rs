@@ -5,6 +5,7 @@
 
 pub mod text;
 
+use crate::protocol::cost::{Cost, Unwatched};
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::trace::{Counts, Traced, process};
 use std::collections::{HashMap, HashSet};
@@ -42,6 +43,8 @@ pub struct Tracing {
     before: EngineStats,
     /// Both clocks before the first site was armed.
     began: ClockPair,
+    /// The probes that a budget has stopped, as of the end.
+    unwatched: Vec<Unwatched>,
 }
 
 impl Tracing {
@@ -115,6 +118,8 @@ impl Tracing {
         // The guest runs, and hits the first traps while the last are being armed.
         let began = ClockPair::now();
         let mut session = engine.session(size)?;
+        session.set_budget(request.budget.map(|budget| budget.0));
+        session.set_label(&request.probes.join(", "));
         let (mut probes, mut skipped) = (Vec::new(), Vec::new());
         for (probe, capture) in found.into_iter().zip(captures) {
             match session.enable(&probe, request.filter(process(&probe)), capture) {
@@ -158,6 +163,7 @@ impl Tracing {
             skipped,
             before,
             began,
+            unwatched: Vec::new(),
         };
         tracing.look_for_open(guest);
         tracing.look_for_modules(ModuleProbes::take_up_present);
@@ -254,10 +260,17 @@ impl Tracing {
     pub fn stop(&mut self) -> Vec<ProbeStats> {
         let machine = self.session.engine().machine().clone();
         let _paused = machine.pause();
-        let numbers = 0..u32::try_from(self.probes.len()).unwrap_or(u32::MAX);
-        let each = numbers
-            .map(|number| self.session.probe_stats(number).unwrap_or_default())
+        let each: Vec<ProbeStats> = (0..)
+            .zip(&self.probes)
+            .map(|(number, _)| self.session.probe_stats(number).unwrap_or_default())
             .collect();
+        let hz = self.session.engine().tsc_hz();
+        let probes = (0..).zip(self.probes.iter().zip(&each));
+        let unwatched = probes.filter_map(|(number, (probe, stats))| {
+            let unwatched = self.session.unwatched(number)?;
+            Unwatched::of(&probe.name.to_string(), stats.hits, unwatched, hz)
+        });
+        self.unwatched = unwatched.collect();
         self.session.disable_all();
         each
     }
@@ -275,6 +288,8 @@ impl Tracing {
             without_return: engine.without_return - self.before.without_return,
             waiting_returns: engine.waiting_returns,
             unknown_task: engine.unknown_task - self.before.unknown_task,
+            cost: Cost::of(self.session.cost(), self.session.engine().tsc_hz()),
+            unwatched: self.unwatched.clone(),
             ..Counts::default()
         };
         for (probe, stats) in self.probes.iter().zip(each) {

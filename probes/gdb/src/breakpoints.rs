@@ -53,8 +53,12 @@ struct Calls {
 impl Breakpoints {
     pub(crate) fn new(engine: &Engine, pid: i32, stops: Arc<Stops>) -> Result<Self, DebugError> {
         let session = engine.session(RING);
+        let mut session = session.map_err(|error| DebugError::Session(error.to_string()))?;
+        session.set_label("gdb");
+        // A breakpoint that waits is no breakpoint.
+        session.watch_always();
         Ok(Self {
-            session: session.map_err(|error| DebugError::Session(error.to_string()))?,
+            session,
             stops,
             process: u32::try_from(pid).unwrap_or_default(),
             armed: BTreeMap::new(),

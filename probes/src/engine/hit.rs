@@ -22,16 +22,19 @@ use vmm::sharded_map::{Changes, ShardedMap};
 use vmm::trap::{ArmError, SiteId, TrapTable};
 
 use super::arguments::Arguments;
+use super::budget::ExitTicks;
+use super::budget::meter::{Bell, Meter, Payers};
 use super::current::{Current, Tasks};
 use super::filter::HitFilter;
 use super::guest_pages::GuestPages;
 use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, TracepointPlan, count};
 use super::return_sites::ReturnSites;
 use super::return_targets::ReturnTargets;
-use super::returns::PendingReturns;
+use super::returns::{FunctionKey, PendingReturns};
 use super::seen::{At, HitPlan, Lists, Seen};
 use super::semaphores::Semaphores;
 use super::stacks::Stacks;
+use super::system_call::system_call_key;
 use super::tracepoint;
 use super::user_text::{Traps, UserSites};
 use crate::event::{EventKind, MAX_ARGUMENTS};
@@ -181,6 +184,11 @@ pub(crate) struct HitPath {
     pub(crate) tsc_hz: u64,
     /// One for each vCPU.
     pub(crate) seen: Vec<Mutex<Seen>>,
+    /// What all sessions together cost: one for each vCPU.
+    pub(crate) meters: Box<[Arc<Meter>]>,
+    pub(super) exit_ticks: ExitTicks,
+    /// Wakes the keeper of budgets.
+    pub(crate) bell: Bell,
     /// Cleared when the engine is dropped.
     pub(crate) active: AtomicBool,
 }
@@ -228,11 +236,12 @@ impl HitPath {
         let spot = match spot.changes == self.changes.number() {
             true => spot,
             false => {
-                renewed = self.spot(At {
+                let at = At {
                     site: hit.site,
                     address: hit.address.0,
                     user: hit.user,
-                });
+                };
+                renewed = self.spot(hit.vcpu, at);
                 &renewed
             }
         };
@@ -261,16 +270,18 @@ impl HitPath {
         }
     }
 
-    /// Collects the actions at an address.
-    pub(super) fn spot(&self, at: At) -> HitPlan {
+    /// Collects the actions at an address, for hits of one vCPU.
+    pub(super) fn spot(&self, vcpu: usize, at: At) -> HitPlan {
         let changes = self.changes.number();
-        let returning = match at.user {
-            true => self.user_returns.function_at(at.site),
-            false => self.kernel_returns.function_at(at.address),
+        let known = match at.user {
+            true => self.user_returns.functions_at(at.site),
+            false => self.kernel_returns.functions_at(at.address),
         };
+        let returning = known.first().copied();
         let plan = self.plans.get(at.site);
         let returns = |function| self.return_plans.get(function);
         let entered = plan.as_ref().and_then(|plan| returns(plan.returns?));
+        let payers = self.payers(vcpu, plan.as_deref(), entered.as_deref(), &known);
         HitPlan {
             changes,
             site: at.site,
@@ -280,7 +291,39 @@ impl HitPath {
             plan,
             entered,
             returning: returning.and_then(|function| Some((function, returns(function)?))),
+            payers,
         }
+    }
+
+    /// Collects those who pay for a hit where `plan` is, the function `entered` begins, and the
+    /// functions in `returning` return.
+    fn payers(
+        &self,
+        vcpu: usize,
+        plan: Option<&SitePlan>,
+        entered: Option<&ReturnPlan>,
+        returning: &[FunctionKey],
+    ) -> Payers {
+        let mut payers = Payers::new(self.meters.get(vcpu));
+        if let Some(plan) = plan {
+            plan.add_payers(vcpu, &mut payers);
+            // A system call's return is expected where all are entered.
+            let calls = plan.system_calls.iter();
+            for number in calls.flat_map(|calls| calls.returning()) {
+                if let Some(plan) = self.return_plans.get(system_call_key(number)) {
+                    plan.add_payers(vcpu, &mut payers);
+                }
+            }
+        }
+        if let Some(plan) = entered {
+            plan.add_payers(vcpu, &mut payers);
+        }
+        for function in returning {
+            if let Some(plan) = self.return_plans.get(*function) {
+                plan.add_payers(vcpu, &mut payers);
+            }
+        }
+        payers
     }
 
     /// Checks whether a return trap is at the hit's address.
@@ -294,11 +337,12 @@ impl HitPath {
     /// Counts a program's site that was given up, for each probe there.
     pub(crate) fn give_up(&self, site: SiteId) {
         count(&self.counters.given_up);
-        let spot = self.spot(At {
+        let at = At {
             site: site.0.0,
             address: site.0.0,
             user: true,
-        });
+        };
+        let spot = self.spot(0, at);
         let here = spot.plan.iter().flat_map(|plan| &plan.probes);
         let returning = spot.returning.iter().flat_map(|(_, plan)| &plan.probes);
         for probe in here.chain(returning) {
@@ -320,15 +364,19 @@ impl HitPath {
     }
 
     /// Handles a timer's tick on one vCPU, at any address.
-    pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>) {
+    /// Returns those who pay for it.
+    pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>) -> Payers {
+        let mut payers = Payers::new(self.meters.get(hit.vcpu));
         let timers = self.timers.load();
         for (bit, timer) in timers.iter().enumerate().take(u64::BITS as usize) {
             if mask >> bit & 1 == 1
                 && let Some(probe) = timer
             {
                 self.fire(hit, probe, &HitData::at(hit.address.0));
+                payers.add(hit.vcpu, &probe.account);
             }
         }
+        payers
     }
 
     /// Fires the probes at a site, and expects the return of the function that begins there.

@@ -113,6 +113,7 @@ mod tests {
             rings: Vec::new(),
             skipped_ticks: Arc::default(),
             doorbell: Doorbell::new().unwrap(),
+            meters: Box::default(),
         });
         let listeners = Listeners::<[&str; 2], ()>::default();
         let listen = |name| listeners.listen(["kvm", name], Waiter::of(&shared));

@@ -12,6 +12,7 @@
 
 mod arguments;
 mod arming;
+mod budget;
 mod calls;
 mod current;
 mod filter;
@@ -43,6 +44,7 @@ mod timers;
 mod tracepoint;
 mod user_text;
 mod watch;
+mod watchlist;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -57,6 +59,7 @@ use vmm::sharded_map::{Changes, ShardedMap};
 pub use crate::doorbell::{LONGEST_WAIT, WatchedStream, Woken};
 pub(crate) use arming::ArmedAt;
 pub use arming::EnableError;
+pub use budget::{Cost, SessionCost, Share, ShareError, Unwatched};
 pub use filter::{Filter, Match};
 pub use guest_files::{NewFile, NewFiles};
 pub use guest_modules::{NewModule, NewModules};
@@ -67,6 +70,9 @@ pub use session::{ProbeStats, RingSize, Session, SessionError, SessionStats, Wai
 use crate::kernel_view::KernelView;
 use crate::kernel_view::entry_function;
 use crate::syscall_entry::SystemCallRegisters;
+use budget::ExitTicks;
+use budget::keeper::Keeper;
+use budget::meter::{Bell, meters};
 use current::Tasks;
 use filter::HitFilter;
 use guest_files::FileListeners;
@@ -153,6 +159,9 @@ struct Inner {
     file_listeners: Arc<FileListeners>,
     module_listeners: ModuleListeners,
     ticker: timers::Ticker,
+    keeper: Keeper,
+    /// The host's time stamp counter when the engine was made.
+    began: u64,
 }
 
 /// The engine of one machine. Clones share it. When the last clone and the last session are
@@ -215,11 +224,16 @@ impl Engine {
             tsc_hz,
             changes,
             seen: bases.iter().map(|_| Default::default()).collect(),
+            meters: meters(bases.len()),
+            exit_ticks: ExitTicks::of(machine.profile(), tsc_hz),
+            bell: Bell::default(),
             active: true.into(),
         });
         machine.set_sink(Some(Box::new(Sink(path.clone()))));
         Self(Arc::new(Inner {
             ticker: timers::Ticker::new(machine.clone()),
+            keeper: Keeper::default(),
+            began: vmm::host_tsc(),
             text_locks: TextLocks::new(&view),
             keeps_free: Arc::default(),
             machine,

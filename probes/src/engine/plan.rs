@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use introspect::Gva;
 
+use super::budget::meter::{Account, Payers};
 use super::filter::HitFilter;
 use super::program::Program;
 use super::returns::FunctionKey;
@@ -97,9 +98,11 @@ pub(crate) struct Enabled {
     pub(crate) program: Option<Arc<dyn Program>>,
     pub(crate) session: Arc<SessionShared>,
     pub(crate) counters: ProbeCounters,
-    /// The time stamp counter when the probe was enabled. Calls entered before have no return
-    /// event.
-    pub(crate) since: u64,
+    /// What pays for its hits.
+    pub(crate) account: Arc<Account>,
+    /// The time stamp counter when the probe was enabled, or last woken. Calls entered before have
+    /// no return event.
+    pub(crate) since: AtomicU64,
 }
 
 impl Enabled {
@@ -109,7 +112,7 @@ impl Enabled {
         filter: HitFilter,
         capture: Capture,
         program: Option<Arc<dyn Program>>,
-        session: Arc<SessionShared>,
+        account: Arc<Account>,
         since: u64,
     ) -> Self {
         let is_usual = program.is_none()
@@ -123,9 +126,10 @@ impl Enabled {
             capture,
             is_usual,
             program,
-            session,
+            session: account.session.clone(),
             counters: ProbeCounters::default(),
-            since,
+            account,
+            since: since.into(),
         }
     }
 
@@ -153,6 +157,16 @@ pub(crate) struct SystemCallPlan {
 pub(crate) struct SystemCalls {
     pub(crate) layout: SystemCallRegisters,
     pub(crate) plans: Vec<SystemCallPlan>,
+}
+
+impl SystemCalls {
+    /// Returns the numbers of those whose return is probed.
+    pub(super) fn returning(&self) -> impl Iterator<Item = u64> {
+        let numbered = self.plans.iter().zip(0..);
+        numbered
+            .filter(|(plan, _)| plan.returns)
+            .map(|(_, number)| number)
+    }
 }
 
 /// A tracepoint with a branch at a site.
@@ -195,6 +209,17 @@ impl SitePlan {
             && self.watches.is_empty()
     }
 
+    /// Adds those who pay for a hit of vCPU `vcpu` at the site.
+    pub(super) fn add_payers(&self, vcpu: usize, payers: &mut Payers) {
+        let calls = self.system_calls.iter().flat_map(|calls| &calls.plans);
+        let tracepoints = self.tracepoints.iter().map(|(plan, _)| &plan.probe);
+        let probes = self.probes.iter().chain(tracepoints);
+        let probes = probes.chain(self.statics.iter().map(|plan| &plan.probe));
+        for probe in probes.chain(calls.flat_map(|plan| &plan.entries)) {
+            payers.add(vcpu, &probe.account);
+        }
+    }
+
     /// Checks whether the site has no action left.
     pub(crate) fn is_empty(&self) -> bool {
         self.probes.is_empty()
@@ -219,6 +244,13 @@ pub(crate) struct ReturnPlan {
 impl ReturnPlan {
     pub(crate) fn is_empty(&self) -> bool {
         self.probes.is_empty() && self.watches.is_empty()
+    }
+
+    /// Adds those who pay for a hit of vCPU `vcpu` at the function's entry or return.
+    pub(super) fn add_payers(&self, vcpu: usize, payers: &mut Payers) {
+        for probe in &self.probes {
+            payers.add(vcpu, &probe.account);
+        }
     }
 
     /// Removes a probe.

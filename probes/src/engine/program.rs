@@ -34,6 +34,12 @@ pub trait Program: Send + Sync {
         true
     }
 
+    /// Returns a number that this program has in common with all programs of the session that use
+    /// the same variables. A budget stops and wakes their probes together. `None` if it uses none.
+    fn shares(&self) -> Option<u64> {
+        None
+    }
+
     /// Checks whether a hit may [hold](ProbeHit::hold_here) the machine.
     fn may_hold(&self) -> bool {
         false

@@ -65,16 +65,18 @@ impl ReturnSites {
 
     /// Checks whether a return trap is armed at `address`.
     pub(super) fn is_armed(&self, address: u64) -> bool {
-        self.function_at(address).is_some()
+        let known = self.known.get(address);
+        known.is_some_and(|known| known.site.is_some())
     }
 
-    /// Returns the first function that was seen to return to `address`, if a trap is armed there.
-    pub(super) fn function_at(&self, address: u64) -> Option<FunctionKey> {
+    /// Returns the functions that were seen to return to `address`, the first one first, if a trap
+    /// is armed there.
+    pub(super) fn functions_at(&self, address: u64) -> Vec<FunctionKey> {
         if self.known.is_empty() {
-            return None;
+            return Vec::new();
         }
-        let known = self.known.get(address)?;
-        known.site.and(known.functions.first().copied())
+        let known = self.known.get(address).filter(|known| known.site.is_some());
+        known.map_or_else(Vec::new, |known| known.functions.clone())
     }
 
     /// Checks whether a trap is armed at `address` for `function`. Calls `arm` if that was not

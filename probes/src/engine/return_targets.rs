@@ -4,10 +4,12 @@
 //! of a program. Examples are the cold part of a function, and the kernel's exit to programs. An
 //! int3 in data would change the guest.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use introspect::Gva;
 use introspect::kernel::text::{KernelText, Section};
+use parking_lot::Mutex;
 use vmm::trap::{ArmError, TrapTable};
 
 use crate::kernel_view::KernelView;
@@ -16,7 +18,13 @@ use crate::kernel_view::KernelView;
 pub(crate) struct ReturnTargets {
     view: Arc<KernelView>,
     text: KernelText,
+    /// Addresses in the kernel's own text that have passed. Probes that rest arm them again and
+    /// again, on a vCPU's thread, and the check takes longer than ten hits.
+    passed: Mutex<HashSet<u64>>,
 }
+
+/// The most addresses that are remembered.
+const MOST_PASSED: usize = 1 << 16;
 
 impl ReturnTargets {
     /// Creates the check for a running kernel.
@@ -24,6 +32,7 @@ impl ReturnTargets {
         Self {
             text: KernelText::new(&view.kernel.symbols),
             view,
+            passed: Mutex::default(),
         }
     }
 
@@ -34,17 +43,30 @@ impl ReturnTargets {
     /// # Errors
     /// If `address` is data, or is within code that no call returns to.
     pub(super) fn check(&self, table: &TrapTable, address: Gva) -> Result<(), ArmError> {
+        let checked = || {
+            self.begins_function(address) || table.is_returned_to(address, self.view.kernel.space)
+        };
         let is_target = match self.text.section(address.0) {
             Section::Data => false,
-            Section::Text | Section::Elsewhere => {
-                self.begins_function(address)
-                    || table.is_returned_to(address, self.view.kernel.space)
+            Section::Text => {
+                self.passed.lock().contains(&address.0) || (checked() && self.pass(address))
             }
+            // Modules come and go.
+            Section::Elsewhere => checked(),
         };
         match is_target {
             true => Ok(()),
             false => Err(ArmError::NoReturnAddress { address }),
         }
+    }
+
+    /// Remembers an address that has passed.
+    fn pass(&self, address: Gva) -> bool {
+        let mut passed = self.passed.lock();
+        if passed.len() < MOST_PASSED {
+            passed.insert(address.0);
+        }
+        true
     }
 
     fn begins_function(&self, address: Gva) -> bool {

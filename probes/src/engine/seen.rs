@@ -9,6 +9,7 @@ use std::sync::Arc;
 use vmm::lookaside::Lookaside;
 use vmm::sharded_map::ShardedMap;
 
+use super::budget::meter::Payers;
 use super::hit::HitPath;
 use super::plan::{ReturnPlan, SitePlan};
 use super::return_sites::Known;
@@ -61,12 +62,14 @@ pub(crate) struct HitPlan {
     pub(super) entered: Option<Arc<ReturnPlan>>,
     /// A function that returns there, by its key, with its return plan.
     pub(super) returning: Option<(FunctionKey, Arc<ReturnPlan>)>,
+    /// Those who pay for a hit there.
+    pub(super) payers: Payers,
 }
 
 impl Seen {
     /// Returns the actions at an address, and the other lists.
     #[inline(always)]
-    pub(crate) fn spot(&mut self, path: &HitPath, at: At) -> (&HitPlan, &Lists) {
+    pub(crate) fn spot(&mut self, path: &HitPath, vcpu: usize, at: At) -> (&HitPlan, &Lists) {
         // Read before the maps, so that a change in between counts as later.
         let changes = path.changes.number();
         let (list, key) = match at.user {
@@ -75,7 +78,7 @@ impl Seen {
         };
         // A kernel can map other memory at an address without a change of the engine's plans.
         if !list.has(changes, key, |spot| spot.site == at.site) {
-            renew(list, changes, path, at);
+            renew(list, changes, path, vcpu, at);
         }
         (list.at(key), &self.lists)
     }
@@ -92,9 +95,9 @@ impl Seen {
 
 #[cold]
 #[inline(never)]
-fn renew(list: &mut Lookaside<HitPlan>, changes: u64, path: &HitPath, at: At) {
+fn renew(list: &mut Lookaside<HitPlan>, changes: u64, path: &HitPath, vcpu: usize, at: At) {
     let key = if at.user { at.site } else { at.address };
-    list.put(changes, key, path.spot(at));
+    list.put(changes, key, path.spot(vcpu, at));
 }
 
 /// Passes the value of `key` in `map` to `look`, from the list `seen` if available.

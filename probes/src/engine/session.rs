@@ -11,14 +11,20 @@ use std::time::Duration;
 use introspect::memory_budget::{Held, OverBudget, Purpose};
 use vmm::machine::EndWatch;
 
+use super::budget::meter::{Meter, meters};
+use super::budget::{Cost, Share, Unwatched};
 use super::plan::{Capture, Enabled, ProbeCounters};
 use super::program::Program;
-use super::{ArmedAt, EnableError, Engine, Filter, NewFiles, NewModules};
+use super::watchlist::Watched;
+use super::{EnableError, Engine, Filter, NewFiles, NewModules};
 use crate::doorbell::{Doorbell, LONGEST_WAIT, PACE, WatchedStream, Woken};
 use crate::event::{Event, HEADER_WORDS, MAX_STRING};
 use crate::merge::drain_in_order;
 use crate::probe::Probe;
 use crate::ring::{Ring, RingSizeError};
+
+/// The most characters of a session's name.
+const LONGEST_LABEL: usize = 200;
 
 /// The size of a session's rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +65,8 @@ pub(crate) struct SessionShared {
     pub(crate) skipped_ticks: Arc<AtomicU64>,
     /// Wakes the drainer.
     pub(crate) doorbell: Doorbell,
+    /// What the session costs: one for each vCPU.
+    pub(crate) meters: Box<[Arc<Meter>]>,
 }
 
 impl SessionShared {
@@ -165,12 +173,6 @@ pub struct SessionStats {
     pub read: u64,
 }
 
-/// An enabled probe with its sites.
-pub(super) struct Active {
-    pub(super) enabled: Arc<Enabled>,
-    pub(super) places: Vec<ArmedAt>,
-}
-
 /// The reason that a session cannot be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
@@ -191,7 +193,8 @@ pub struct Session {
     _held: Held,
     engine: Engine,
     shared: Arc<SessionShared>,
-    active: Vec<Option<Active>>,
+    /// The enabled probes.
+    watched: Arc<Watched>,
     /// The counts of disabled probes.
     past: ProbeStats,
     /// Disabled probes that may still count a hit in progress.
@@ -224,14 +227,15 @@ impl Session {
             rings,
             skipped_ticks: Arc::default(),
             doorbell: Doorbell::new()?,
+            meters: meters(engine.vcpus()),
         });
         let at_end = shared.clone();
         Ok(Self {
             _held: held,
             _end: engine.machine().watch_end(move || at_end.doorbell.ring()),
+            watched: engine.watch_session(&shared),
             engine,
             shared,
-            active: Vec::new(),
             past: ProbeStats::default(),
             retired: Vec::new(),
         })
@@ -274,18 +278,24 @@ impl Session {
         capture: Capture,
         program: Option<Arc<dyn Program>>,
     ) -> Result<u32, EnableError> {
-        let number = self.next_number();
+        let (engine, filter) = (&self.engine, self.engine.hit_filter(filter));
+        let mut list = self.watched.lock();
+        let place = list.active.len();
+        let (account, unit) = list.account(&self.shared, place, probe, program.as_deref());
+        let number = u32::try_from(place).unwrap_or(u32::MAX);
         let enabled = Arc::new(Enabled::new(
             number,
             probe.target.kind(),
-            self.engine.hit_filter(filter),
+            filter,
             capture,
             program,
-            self.shared.clone(),
+            account,
             vmm::host_tsc(),
         ));
-        let places = self.engine.arm(probe, &enabled)?;
-        self.active.push(Some(Active { enabled, places }));
+        let places = engine.arm(probe, &enabled)?;
+        let may_rest = list.budget.is_some() || engine.has_budget();
+        let probe = may_rest.then(|| Box::new(probe.clone()));
+        list.push(engine, unit, enabled, places, probe);
         Ok(number)
     }
 
@@ -296,19 +306,28 @@ impl Session {
     /// If a trap cannot be armed. The probe is then enabled without any.
     pub fn move_to(&mut self, number: u32, probe: &Probe) -> Result<(), EnableError> {
         let place = usize::try_from(number).ok();
-        let active = place.and_then(|at| self.active.get_mut(at)?.as_mut());
-        let Some(Active { enabled, places }) = active else {
+        let mut list = self.watched.lock();
+        let active = place.and_then(|at| list.active.get_mut(at)?.as_mut());
+        let Some(active) = active else {
             return Ok(());
         };
-        let left = std::mem::take(places);
-        *places = self.engine.rearm(probe, enabled, &left)?;
+        let resting = active.resting.take();
+        let left = std::mem::take(&mut active.places);
+        if let Some(known) = &mut active.probe {
+            **known = probe.clone();
+        }
+        active.places = self.engine.rearm(probe, &active.enabled, &left)?;
+        if let Some(resting) = resting {
+            self.engine.rest(&mut [active]);
+            self.engine.forget_resting(&resting);
+        }
         Ok(())
     }
 
     /// Returns the number that the next enabled probe will get.
     #[must_use]
     pub fn next_number(&self) -> u32 {
-        u32::try_from(self.active.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.watched.lock().active.len()).unwrap_or(u32::MAX)
     }
 
     /// Disables a probe. Its recorded events can still be drained. Returns `false` if no enabled
@@ -322,10 +341,13 @@ impl Session {
 
     fn end(&mut self, number: u32) -> bool {
         let place = usize::try_from(number).ok();
-        let Some(active) = place.and_then(|at| self.active.get_mut(at)?.take()) else {
+        let Some(active) = place.and_then(|at| self.watched.lock().take(at)) else {
             return false;
         };
         self.engine.disarm(&active.enabled, &active.places);
+        if let Some(resting) = &active.resting {
+            self.engine.forget_resting(resting);
+        }
         self.retired.push(active.enabled);
         true
     }
@@ -344,8 +366,9 @@ impl Session {
 
     /// Disables all probes.
     pub fn disable_all(&mut self) {
-        for number in 0..self.active.len() {
-            self.end(u32::try_from(number).unwrap_or(u32::MAX));
+        self.watched.end();
+        for number in 0..self.next_number() {
+            self.end(number);
         }
         self.engine.let_go();
         self.settle();
@@ -401,7 +424,8 @@ impl Session {
     /// Returns the counters of one enabled probe.
     #[must_use]
     pub fn probe_stats(&self, number: u32) -> Option<ProbeStats> {
-        let active = self.active.get(usize::try_from(number).ok()?)?.as_ref()?;
+        let list = self.watched.lock();
+        let active = list.active.get(usize::try_from(number).ok()?)?.as_ref()?;
         Some(stats(&active.enabled.counters))
     }
 
@@ -409,7 +433,8 @@ impl Session {
     #[must_use]
     pub fn stats(&self) -> SessionStats {
         let mut probes = self.past;
-        let active = self.active.iter().flatten().map(|active| &active.enabled);
+        let list = self.watched.lock();
+        let active = list.active.iter().flatten().map(|active| &active.enabled);
         for enabled in active.chain(&self.retired) {
             probes += stats(&enabled.counters);
         }
@@ -424,6 +449,38 @@ impl Session {
     #[must_use]
     pub fn skipped_ticks(&self) -> u64 {
         self.shared.skipped_ticks.load(Ordering::Relaxed)
+    }
+
+    /// Sets the share of each vCPU's time that the session may cost, or none. Probes that are
+    /// enabled from now on are stopped for a while when it is spent.
+    pub fn set_budget(&mut self, share: Option<Share>) {
+        self.watched.set_budget(&self.engine, share);
+        if share.is_some() {
+            self.engine.keep_budgets();
+        }
+    }
+
+    /// Keeps all probes watching, whatever the budget of all sessions: for a count that must be
+    /// whole.
+    pub fn watch_always(&mut self) {
+        self.watched.lock().exempt();
+    }
+
+    /// Names the session for those who list what it costs.
+    pub fn set_label(&mut self, label: &str) {
+        self.watched.lock().label = label.chars().take(LONGEST_LABEL).collect();
+    }
+
+    /// Returns what the session costs the guest, until its probes were all disabled.
+    #[must_use]
+    pub fn cost(&self) -> Cost {
+        self.watched.cost()
+    }
+
+    /// Returns how long an enabled probe has not watched because of a budget.
+    #[must_use]
+    pub fn unwatched(&self, number: u32) -> Option<Unwatched> {
+        self.watched.unwatched(usize::try_from(number).ok()?)
     }
 
     /// Returns the engine of this session.

@@ -111,8 +111,9 @@ impl Sink {
         // lists.
         match self.0.seen.get(trap.vcpu).and_then(|seen| seen.try_lock()) {
             Some(mut seen) => {
-                let (spot, lists) = seen.spot(&self.0, at);
+                let (spot, lists) = seen.spot(&self.0, trap.vcpu, at);
                 self.dispatch(trap.vcpu, at, cpu, spot, Some(lists));
+                self.0.charge(&spot.payers, cpu.exited(), USER);
             }
             None => self.dispatch_unseen::<USER>(trap.vcpu, at.site, cpu),
         }
@@ -133,7 +134,9 @@ impl Sink {
             address: cpu.general().rip,
             user: USER,
         };
-        self.dispatch(vcpu, at, cpu, &self.0.spot(at), None);
+        let spot = self.0.spot(vcpu, at);
+        self.dispatch(vcpu, at, cpu, &spot, None);
+        self.0.charge(&spot.payers, cpu.exited(), USER);
     }
 }
 
@@ -162,7 +165,8 @@ impl TrapSink for Sink {
                 address: cpu.general().rip,
                 user: cpu.in_user_mode(),
             };
-            self.0.sample(mask, &self.hit(vcpu, at, cpu, None));
+            let payers = self.0.sample(mask, &self.hit(vcpu, at, cpu, None));
+            self.0.charge(&payers, cpu.exited(), at.user);
         }
     }
 }

@@ -81,6 +81,12 @@ pub fn exit_ns() -> Option<u64> {
     Some(profile.exit_kernel_ns)
 }
 
+/// Returns the nanoseconds of a trap in kernel mode on this host; `None` without KVM.
+pub fn trap_ns() -> Option<u64> {
+    let profile = HostProfile::probe(&kvm()?, &guest::micro::elf()).unwrap();
+    Some(profile.trap_kernel_ns)
+}
+
 /// Creates a guest; `None` if KVM is not to be used here.
 pub fn micro(command_line: &str, cpus: u8) -> Option<Micro> {
     let kvm = kvm()?;

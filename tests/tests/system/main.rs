@@ -6,6 +6,7 @@
 //! too: `cargo kernels --test ptrace`, `cargo host svm --tests -- ptrace`.
 
 mod boot;
+mod budget;
 mod command;
 mod demo;
 mod disk_images;

@@ -20,7 +20,7 @@ pub use probe::ProbeError;
 
 /// The format of the cache. Raised when a field is added or its meaning changes, so that old caches
 /// are discarded.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 
 /// The way guest kernel mode runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +111,11 @@ pub struct HostProfile {
     pub exit_kernel_ns: u64,
     /// The round trip of one write to unbacked memory from guest user mode, in nanoseconds.
     pub exit_user_ns: u64,
+    /// The round trip of one int3 in guest kernel mode at which nothing is done, in nanoseconds.
+    pub trap_kernel_ns: u64,
+    /// The same in guest user mode. Where the guest handles a program's int3 itself, that of the
+    /// kernel's: the trap is then taken at the guest's own entry.
+    pub trap_user_ns: u64,
 }
 
 impl HostProfile {
@@ -164,6 +169,7 @@ impl HostProfile {
     /// path.
     ///
     /// Recorded with Linux 6.1.192 on Bochs 3.0, an emulated CPU. Its times are not a real one's.
+    /// Those of traps were not recorded: they are that of an exit.
     pub fn hardware_example() -> Self {
         Self {
             format: FORMAT,
@@ -187,6 +193,8 @@ impl HostProfile {
             recommended_vcpus: 1,
             exit_kernel_ns: 7_055,
             exit_user_ns: 12_255,
+            trap_kernel_ns: 7_055,
+            trap_user_ns: 7_055,
         }
     }
 
@@ -198,6 +206,8 @@ impl HostProfile {
             triple_fault_keeps_registers: false,
             exit_kernel_ns: 37_816,
             exit_user_ns: 47_291,
+            trap_kernel_ns: 40_610,
+            trap_user_ns: 42_373,
             ..Self::hardware_example()
         }
     }
@@ -218,6 +228,8 @@ impl HostProfile {
             recommended_vcpus: 2,
             exit_kernel_ns: 9_794,
             exit_user_ns: 28_993,
+            trap_kernel_ns: 8_423,
+            trap_user_ns: 8_423,
             ..Self::hardware_example()
         }
     }

@@ -4,6 +4,8 @@
 //! runs in a machine of its own without assists or traps, and the exits of KVM_RUN are examined
 //! unchanged.
 
+mod cost;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use self::cost::{exit_cost, trap_cost};
 use super::{Breakpoint, FORMAT, HostProfile, Int3, KernelMode};
 use crate::boot::entry;
 use crate::boot::{self, BootConfig, BootError, KernelFile, KernelFileError};
@@ -31,8 +34,6 @@ const MEMORY: u64 = 4 << 20;
 const MOST_EXITS: usize = 200_000;
 /// The time after which a hung program is ended. A probe's program needs milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
-/// The number of exits that are timed for the cost of one.
-const TIMED: u64 = 400;
 const SERIAL: u16 = 0x3f8;
 const KEYBOARD: u16 = 0x64;
 const RESET_COMMAND: u8 = 0xfe;
@@ -358,38 +359,6 @@ impl Stand {
     }
 }
 
-/// Returns the median time from one exit to the next in nanoseconds, in a program that does little
-/// else.
-fn exit_cost(kvm: &Kvm, image: &[u8], program: &str) -> Result<u64, ProbeError> {
-    let mut bench = Bench::new(kvm, image, &format!("{program} {TIMED}"))?;
-    let mut samples = Vec::new();
-    let mut last: Option<Instant> = None;
-    for _ in 0..MOST_EXITS {
-        match bench.fd.run() {
-            Ok(VcpuExit::IoOut(KEYBOARD, [RESET_COMMAND])) => break,
-            Ok(VcpuExit::IoOut(SERIAL, _)) => last = None,
-            Ok(VcpuExit::IoOut(..) | VcpuExit::MmioWrite(..)) => {
-                let now = Instant::now();
-                if let Some(before) = last.replace(now) {
-                    samples.push((now - before).as_nanos() as u64);
-                }
-            }
-            Ok(VcpuExit::IoIn(_, data) | VcpuExit::MmioRead(_, data)) => data.fill(0xff),
-            Ok(other) => {
-                let found = format!("{other:?}");
-                return Err(bench.failed(program, &Stop::Other(found)));
-            }
-            Err(error) if error.errno() == libc::EINTR => {}
-            Err(error) => return Err(bench.failed(program, &Stop::Other(error.to_string()))),
-        }
-    }
-    samples.sort_unstable();
-    match samples.get(samples.len() / 2) {
-        Some(median) => Ok(*median),
-        None => Err(bench.failed(program, &Stop::Other("no exit seen".into()))),
-    }
-}
-
 fn does_user_syscall_work(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let mut bench = Bench::new(kvm, image, "syscalls 1")?;
     Ok(bench.run(&mut 0) == Stop::Done && bench.counted(1))
@@ -504,14 +473,17 @@ pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError
         Int3::DebugExit | Int3::GuestHandler => KernelMode::Native,
     };
     let wanted = (SyncReg::Register as i32) | (SyncReg::SystemRegister as i32);
+    let sync_regs = kvm.check_extension_int(Cap::SyncRegs) & wanted == wanted;
+    let int3_user = what_int3_does(kvm, image, "int3u 1")?;
+    let trap_kernel_ns = trap_cost(kvm, image, "int3k", sync_regs)?;
     Ok(HostProfile {
         format: FORMAT,
         host: super::host_identity(),
         cpu_flag: super::cpu_flag(),
         kernel_mode,
-        sync_regs: kvm.check_extension_int(Cap::SyncRegs) & wanted == wanted,
+        sync_regs,
         int3_kernel,
-        int3_user: what_int3_does(kvm, image, "int3u 1")?,
+        int3_user,
         breakpoint_kernel: what_breakpoints_do(kvm, image, KERNEL.calls, KERNEL.function)?,
         breakpoint_user: what_breakpoints_do(kvm, image, USER.calls, USER.function)?,
         step_kernel: KERNEL.steps(kvm, image)?,
@@ -526,6 +498,11 @@ pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError
         recommended_vcpus: kvm.get_nr_vcpus(),
         exit_kernel_ns: exit_cost(kvm, image, "out")?,
         exit_user_ns: exit_cost(kvm, image, "usermmio")?,
+        trap_kernel_ns,
+        trap_user_ns: match int3_user {
+            Int3::GuestHandler => trap_kernel_ns,
+            _ => trap_cost(kvm, image, "int3u", sync_regs)?,
+        },
     })
 }
 

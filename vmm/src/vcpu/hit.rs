@@ -203,7 +203,7 @@ impl Vcpu {
         let system = System::known_as(sregs);
         let sink = self.machine.sink.load();
         let sink = sink.as_deref().map(|sink| &**sink);
-        Surroundings::of(&self.machine, sink, &self.caches.walks)
+        Surroundings::of(&self.machine, sink, &self.caches.walks, self.exited)
             .deliver(trap, regs, &system, user_mode)
     }
 
@@ -214,7 +214,8 @@ impl Vcpu {
         system: &'a System<'a>,
         user_mode: bool,
     ) -> StoppedVcpu<'a> {
-        Surroundings::of(&self.machine, None, &self.caches.walks).stopped(regs, system, user_mode)
+        Surroundings::of(&self.machine, None, &self.caches.walks, self.exited)
+            .stopped(regs, system, user_mode)
     }
 
     /// Handles a usual int3 on the registers in the shared page. User sites are included if `user`.
@@ -230,7 +231,7 @@ impl Vcpu {
             return Usual::Left;
         }
         let sink = self.sink.load().as_deref().map(|sink| &**sink);
-        let surroundings = Surroundings::of(&self.machine, sink, &self.caches.walks);
+        let surroundings = Surroundings::of(&self.machine, sink, &self.caches.walks, self.exited);
         let seen = &mut self.caches.kernel_sites;
         let mut quick = surroundings.kernel_hit(seen, self.index, regs, &system);
         let mut privilege = 0;

@@ -74,6 +74,8 @@ pub(crate) struct Vcpu {
     again: Option<(Arc<Site>, kvm_regs)>,
     /// The address of a hardware breakpoint before which the sink has held the vCPU.
     breakpoint_held: Option<u64>,
+    /// The host's time stamp counter when KVM_RUN last returned for a trap or a sample.
+    exited: u64,
     /// The machine's sink, cached. One load checks whether it is still the same.
     sink: SinkCache,
     caches: Caches,
@@ -108,6 +110,7 @@ impl Vcpu {
             syscalls_unwatched: false,
             again: None,
             breakpoint_held: None,
+            exited: 0,
             sink: Cache::new(machine.sink.clone()),
             caches: Caches::default(),
             machine,

@@ -49,6 +49,8 @@ pub(crate) struct Surroundings<'m> {
     pub(crate) delivered: &'m AtomicU64,
     /// The vCPU's page walks.
     pub(crate) walks: &'m Walks,
+    /// The host's time stamp counter when the vCPU left the guest.
+    pub(crate) exited: u64,
 }
 
 /// The lookups and page walks of one vCPU's hits, cached for its next hits.
@@ -61,7 +63,12 @@ pub(crate) struct Caches {
 
 impl<'m> Surroundings<'m> {
     #[inline]
-    pub(crate) fn of(shared: &'m Shared, sink: Option<&'m dyn TrapSink>, walks: &'m Walks) -> Self {
+    pub(crate) fn of(
+        shared: &'m Shared,
+        sink: Option<&'m dyn TrapSink>,
+        walks: &'m Walks,
+        exited: u64,
+    ) -> Self {
         Self {
             ram: &shared.ram,
             traps: &shared.traps,
@@ -69,6 +76,7 @@ impl<'m> Surroundings<'m> {
             sink,
             delivered: &shared.counters.traps,
             walks,
+            exited,
         }
     }
 
@@ -182,6 +190,7 @@ impl<'m> Surroundings<'m> {
             memory: self.memory(),
             traps: self.traps,
             control: self.control,
+            exited: self.exited,
             hold: Cell::default(),
         }
     }

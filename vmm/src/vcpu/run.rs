@@ -14,6 +14,7 @@ use super::kick::Kick;
 use super::step::is_step;
 use super::system::System;
 use super::{Vcpu, VcpuRegisters, in_user_mode};
+use crate::clock::host_tsc;
 use crate::exit;
 use crate::machine::RunEnd;
 use crate::machine::control::{Control, ParkOutcome};
@@ -126,6 +127,7 @@ impl Vcpu {
         if mask == 0 {
             return Ok(());
         }
+        self.exited = host_tsc();
         let VcpuRegisters { regs, sregs } = self.snapshot_registers()?;
         if let Some(sink) = self.machine.sink.load().as_deref() {
             sink.sample(
@@ -146,6 +148,7 @@ impl Vcpu {
         let kind = match self.fd.run() {
             // The most frequent exit of a traced guest.
             Ok(VcpuExit::Debug(arch)) if !stepping => {
+                self.exited = host_tsc();
                 if arch.exception != VECTOR_BP {
                     return self.on_debug(&arch).map(Flow::trapped);
                 }
@@ -166,8 +169,14 @@ impl Vcpu {
                     self.machine.counters.mmio.fetch_add(1, Ordering::Relaxed);
                     Kind::Done
                 }
-                VcpuExit::Debug(arch) => Kind::Debug(arch),
-                VcpuExit::InternalError => Kind::InternalError,
+                VcpuExit::Debug(arch) => {
+                    self.exited = host_tsc();
+                    Kind::Debug(arch)
+                }
+                VcpuExit::InternalError => {
+                    self.exited = host_tsc();
+                    Kind::InternalError
+                }
                 VcpuExit::X86Wrmsr(write) => Kind::WriteMsr {
                     index: write.index,
                     value: write.data,

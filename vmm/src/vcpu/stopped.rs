@@ -64,6 +64,8 @@ pub struct StoppedVcpu<'a> {
     pub(crate) memory: HitMemory<'a>,
     pub(crate) traps: &'a TrapTable,
     pub(crate) control: &'a Arc<Control>,
+    /// The host's time stamp counter when the vCPU left the guest.
+    pub(crate) exited: u64,
     /// The sink's wish.
     pub(crate) hold: Cell<Hold>,
 }
@@ -163,6 +165,13 @@ impl StoppedVcpu<'_> {
     /// Returns the machine's sites, to arm another one (a return address) during a hit.
     pub fn traps(&self) -> &TrapTable {
         self.traps
+    }
+
+    /// Returns the host's time stamp counter when KVM_RUN returned with this trap or for this
+    /// sample. What has passed since is the time of the hit, but for the exit and the entry
+    /// themselves.
+    pub fn exited(&self) -> u64 {
+        self.exited
     }
 
     /// Returns the current value of the guest's time stamp counter.

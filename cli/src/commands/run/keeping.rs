@@ -73,7 +73,7 @@ impl Keeping {
             let alone = request(format!("{}\n{{ }}", point.rule()));
             prepare(&vm.traceable(view), engine.tsc_hz(), &alone).map_err(Failure::refused)?;
         }
-        let started = Job::start(vm, &engine, view, &request(script(points)));
+        let started = Job::start_whole(vm, &engine, view, &request(script(points)));
         let (job, _) = started.map_err(Failure::refused)?;
         super::super::trace::tell_skipped(job.skipped());
         job.waiting().for_each(|pattern| say(waits(pattern)));

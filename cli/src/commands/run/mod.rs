@@ -9,6 +9,7 @@ mod files;
 mod keeping;
 pub mod setup;
 
+use std::cmp::Reverse;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +35,7 @@ use crate::host::{self, Host};
 use crate::output_file::Output;
 use crate::output_file::trace_output;
 use crate::passt::Passt;
+use crate::protocol::cost::{Cost, Unwatched};
 use crate::protocol::script::Counts as ScriptCounts;
 use crate::protocol::script::ScriptRequest;
 use crate::protocol::trace::Counts;
@@ -85,6 +87,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let ends = (serial, console);
     let mut vm = make(&args, inputs, host, &entry, ends, pages, &confinement)?;
     vm.keeper = Keeper::new(snapshots.clone(), args.history);
+    vm.budget = args.budget;
     let on_threads = confinement.clone();
     let devices = match args.vsock {
         Some(_) => Kind::Vsock,
@@ -294,8 +297,14 @@ impl Plan<'_> {
         }
         let watched = result?;
         match &watched.traced {
-            Some(Traced::Probes(summary)) => tell(&summary.counts),
-            Some(Traced::Script(counts, _)) => super::script::tell(counts, false),
+            Some(Traced::Probes(summary)) => {
+                tell(&summary.counts);
+                tell_cost(&summary.counts.cost, &summary.counts.unwatched);
+            }
+            Some(Traced::Script(counts, _)) => {
+                super::script::tell(counts, false);
+                tell_cost(&counts.cost, &counts.unwatched);
+            }
             None => {}
         }
         let judged = match &mut self.expecting {
@@ -537,6 +546,25 @@ pub fn tell(counts: &Counts) {
         }
     }
     tell_given_up(&counts.given_up);
+}
+
+/// Reports what a trace has cost the guest, and the probes that a budget has stopped.
+pub fn tell_cost(cost: &Cost, unwatched: &[Unwatched]) {
+    /// The number of probes shown.
+    const SHOWN: usize = 10;
+    if cost.hits > 0 {
+        say(format_args!("cost: {cost}"));
+    }
+    let mut busiest: Vec<&Unwatched> = unwatched.iter().collect();
+    busiest.sort_by_key(|probe| Reverse(probe.seen));
+    for probe in busiest.iter().take(SHOWN) {
+        say(format_args!("{probe}"));
+    }
+    if let Some(more @ 1..) = unwatched.len().checked_sub(SHOWN) {
+        say(format_args!(
+            "{more} more probes were stopped by the budget"
+        ));
+    }
 }
 
 /// Names the probes with given-up sites.

@@ -20,7 +20,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use probes::engine::{Filter, HitOutcome, ProbeHit, ProbeStats, Program, Session, Waiter};
+use probes::engine::{
+    Cost, Filter, HitOutcome, ProbeHit, ProbeStats, Program, Session, Unwatched, Waiter,
+};
 use probes::module_probes::{Enable, ModuleProbes};
 use probes::probe::Probe;
 
@@ -45,6 +47,11 @@ struct ScriptProgram {
 }
 
 impl Program for ScriptProgram {
+    // A value may be kept at one probe and used at another.
+    fn shares(&self) -> Option<u64> {
+        Some(0)
+    }
+
     fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome {
         let context = AtHit {
             hit,
@@ -268,6 +275,22 @@ impl ScriptSession {
             failed_fields: load(&faults.records),
             endless: load(&faults.endless),
         }
+    }
+
+    /// Returns what the script costs the guest.
+    #[must_use]
+    pub fn cost(&self) -> Cost {
+        self.session.cost()
+    }
+
+    /// Returns how long each probe has not watched because of a budget, in the order of
+    /// [`Self::probes`]; `None` for one that is no longer enabled.
+    #[must_use]
+    pub fn unwatched(&self) -> Vec<Option<Unwatched>> {
+        let numbers = (0..).zip(&self.probes);
+        numbers
+            .map(|(number, _)| self.session.unwatched(number))
+            .collect()
     }
 
     /// Returns the counters of each probe, in the order of [`Self::probes`]; `None` for one that is

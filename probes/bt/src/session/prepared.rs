@@ -1,6 +1,6 @@
 //! A script before it runs: finds its probes and compiles its rules for them.
 
-use probes::engine::{EnableError, Engine, Filter, RingSize, SessionError};
+use probes::engine::{EnableError, Engine, Filter, RingSize, Session, SessionError};
 use probes::module_probes::ModuleProbes;
 use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Probe, Target};
@@ -68,7 +68,11 @@ pub struct Prepared {
     /// The messages about probes that do not exist, of rules that have others.
     missing: Vec<String>,
     clock: Clock,
+    /// What is done to the session before its first probe.
+    set_up: SetUp,
 }
+
+type SetUp = Box<dyn Fn(&mut Session) + Send + Sync>;
 
 impl fmt::Debug for Prepared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -256,6 +260,7 @@ impl Prepared {
             of_modules: of_modules(&resolved),
             printed,
             missing,
+            set_up: Box::new(|_| ()),
             clock,
         })
     }
@@ -300,6 +305,14 @@ impl Prepared {
         shared.exit_status()
     }
 
+    /// Has `set_up` done to the engine's session before the first probe is enabled: a budget, for
+    /// instance.
+    #[must_use]
+    pub fn with_session(mut self, set_up: impl Fn(&mut Session) + Send + Sync + 'static) -> Self {
+        self.set_up = Box::new(set_up);
+        self
+    }
+
     /// Runs BEGIN, then enables the probes, unless BEGIN has ended the script. `filter` selects the
     /// hits of a probe. `each` receives the output of BEGIN.
     ///
@@ -316,7 +329,8 @@ impl Prepared {
         let bytes = 8 * (words + probes::ring::SLOT_OVERHEAD_WORDS);
         let slots = (RING_BYTES / bytes).clamp(*SLOTS.start(), *SLOTS.end());
         let slots = 1 << slots.ilog2();
-        let session = engine.session(RingSize { slots, words })?;
+        let mut session = engine.session(RingSize { slots, words })?;
+        (self.set_up)(&mut session);
         let shared = Arc::new(self.shared);
         let Places {
             begin,

@@ -337,7 +337,9 @@ impl Session {
             Some(tracer) => tracer,
             None => {
                 let size = RingSize::for_capture(ENGINE_SLOTS, &largest_capture());
-                self.engine.session(size).map_err(no_rings)?
+                let mut tracer = self.engine.session(size).map_err(no_rings)?;
+                tracer.set_label("dt(4)");
+                tracer
             }
         };
         // The guest is paused, so that all probes begin at the same moment.

@@ -310,7 +310,11 @@ impl Inner {
     }
 
     fn session(&self, size: RingSize) -> Result<Session, PortError> {
-        self.engine.session(size).map_err(|_| no_memory())
+        let mut session = self.engine.session(size).map_err(|_| no_memory())?;
+        session.set_label("ptrace(3)");
+        // The set of traced tasks follows forks, none of which may be missed.
+        session.watch_always();
+        Ok(session)
     }
 
     fn open(&self) -> Result<LogReader, PortError> {

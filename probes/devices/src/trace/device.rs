@@ -181,6 +181,7 @@ impl Device {
             PortError::new(Refusal::Failed, format_args!("devtrace: {error}"))
         };
         let mut session = session.map_err(|error| failed(&error))?;
+        session.set_label("trace(3)");
         let paused = self.0.engine.machine().pause();
         let mut armed = Ok(());
         for trace in state.traces.iter_mut().filter(|trace| trace.on) {

@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
+use introspect::Gva;
 use vmm::trap::ArmError;
 
 use super::super::Engine;
 use super::super::plan::{Enabled, SystemCallPlan, SystemCalls, TracepointPlan};
 use super::super::system_call::system_call_key;
+use super::rest::SystemCall;
 use super::{Armed, ArmedAt, EnableError, KernelSite, MAX_SYSTEM_CALLS};
 use crate::probe::{Moment, TracepointText};
 use crate::provider::tracepoint::keep_what_leads_to_the_call;
@@ -25,11 +27,7 @@ impl Engine {
         let Some((address, layout)) = self.0.system_calls else {
             return Err(EnableError::NoSystemCalls { probe: named() });
         };
-        let spot = self.kernel_spot(address, Moment::Entry);
-        let (_, mut plans) = armed
-            .system_calls
-            .take()
-            .unwrap_or_else(|| (spot, vec![SystemCallPlan::default(); MAX_SYSTEM_CALLS]));
+        let (spot, mut plans) = self.system_call_plans(armed, address);
         let key = system_call_key(number as u64);
         if let Some(plan) = plans.get_mut(number) {
             match moment {
@@ -55,6 +53,19 @@ impl Engine {
         Ok(ArmedAt::SystemCall { number, moment })
     }
 
+    /// Takes the plans of all system calls, and the site at which they are seen.
+    pub(super) fn system_call_plans(
+        &self,
+        armed: &mut Armed,
+        address: Gva,
+    ) -> (KernelSite, Vec<SystemCallPlan>) {
+        let spot = self.kernel_spot(address, Moment::Entry);
+        let known = armed.system_calls.take();
+        let plans = known.map(|(_, plans)| plans);
+        let new = || vec![SystemCallPlan::default(); MAX_SYSTEM_CALLS];
+        (spot, plans.unwrap_or_else(new))
+    }
+
     pub(super) fn disarm_system_call(
         &self,
         armed: &mut Armed,
@@ -62,22 +73,33 @@ impl Engine {
         moment: Moment,
         enabled: &Arc<Enabled>,
     ) {
+        self.disarm_system_calls(armed, &[(number, moment, enabled.clone())]);
+    }
+
+    /// Disarms system calls by one change of their trap's plan. Until then no return is expected
+    /// for those whose return traps are gone.
+    pub(super) fn disarm_system_calls(&self, armed: &mut Armed, calls: &[SystemCall]) {
+        if calls.is_empty() {
+            return;
+        }
         let Some((spot, mut plans)) = armed.system_calls.take() else {
             return;
         };
-        let key = system_call_key(number as u64);
-        let mut at_entry = |last: bool| {
-            if let Some(plan) = plans.get_mut(number) {
-                plan.entries.retain(|probe| !Arc::ptr_eq(probe, enabled));
-                plan.returns &= !last;
+        for (number, moment, enabled) in calls {
+            let key = system_call_key(*number as u64);
+            let mut at_entry = |last: bool| {
+                if let Some(plan) = plans.get_mut(*number) {
+                    plan.entries.retain(|probe| !Arc::ptr_eq(probe, enabled));
+                    plan.returns &= !last;
+                }
+            };
+            match moment {
+                Moment::Return => self.less_at_return(key, |plan| plan.forget(enabled), at_entry),
+                Moment::Entry | Moment::Point => at_entry(false),
             }
-            if let Some((_, layout)) = self.0.system_calls {
-                let _ = self.publish_system_calls(armed, spot, layout, &plans);
-            }
-        };
-        match moment {
-            Moment::Return => self.less_at_return(key, |plan| plan.forget(enabled), at_entry),
-            Moment::Entry | Moment::Point => at_entry(false),
+        }
+        if let Some((_, layout)) = self.0.system_calls {
+            let _ = self.publish_system_calls(armed, spot, layout, &plans);
         }
         if plans
             .iter()

@@ -4,6 +4,7 @@
 //! removed only after the trap.
 
 mod calls;
+mod rest;
 mod statics;
 mod user;
 mod watches;
@@ -15,6 +16,8 @@ use introspect::x86_64::paging;
 use introspect::{Gpa, Gva};
 use vmm::host::{HostProfile, Int3};
 use vmm::trap::{ArmError, SiteId, Suspended};
+
+pub(crate) use rest::Resting;
 
 use super::Engine;
 use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCallPlan};

@@ -2,6 +2,7 @@
 //! the hit there.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use introspect::Gva;
 use introspect::x86_64::paging;
@@ -176,7 +177,7 @@ impl HitPath {
         };
         for probe in &plan.probes {
             // The call belongs to another probe: this one was enabled later.
-            if probe.since > call.entered || !self.admits(hit, probe) {
+            if probe.since.load(Ordering::Relaxed) > call.entered || !self.admits(hit, probe) {
                 continue;
             }
             match probe.is_usual {

@@ -18,6 +18,8 @@ use parking_lot::Mutex;
 use vmm::sharded_map::{Changes, ShardedMap};
 use vmm::trap::{ArmError, SiteId};
 
+use super::budget::ExitTicks;
+use super::budget::meter::{Account, Bell, meters};
 use super::current::{Base, Current, Tasks};
 use super::filter::{Filter, HitFilter, Match};
 use super::hit::{Arm, Counters, Hit, HitPath};
@@ -88,6 +90,7 @@ impl Rings {
             rings,
             skipped_ticks: Arc::default(),
             doorbell: Doorbell::new().unwrap(),
+            meters: meters(2),
         }))
     }
 
@@ -103,9 +106,9 @@ impl Rings {
         since: u64,
     ) -> Arc<Enabled> {
         let (filter, capture) = (HitFilter::new(filter, None), Capture::default());
-        let session = self.0.clone();
+        let account = Arc::new(Account::new(self.0.clone()));
         Arc::new(Enabled::new(
-            number, kind, filter, capture, None, session, since,
+            number, kind, filter, capture, None, account, since,
         ))
     }
 
@@ -115,9 +118,10 @@ impl Rings {
             kernel_stack: 4,
             ..Capture::default()
         };
-        let (filter, session) = (HitFilter::new(Filter::default(), None), self.0.clone());
+        let filter = HitFilter::new(Filter::default(), None);
+        let account = Arc::new(Account::new(self.0.clone()));
         Arc::new(Enabled::new(
-            number, kind, filter, capture, None, session, 0,
+            number, kind, filter, capture, None, account, 0,
         ))
     }
 
@@ -216,6 +220,9 @@ impl Guest {
             tsc_hz: 1_000_000,
             changes,
             seen: PER_CPU.map(|_| Mutex::default()).into(),
+            meters: meters(2),
+            exit_ticks: ExitTicks::default(),
+            bell: Bell::default(),
             active: true.into(),
         };
         let guest = Self {
@@ -313,7 +320,7 @@ impl Guest {
             address: hit.address.0,
             user: hit.user,
         };
-        let (spot, lists) = seen.spot(&self.path, at);
+        let (spot, lists) = seen.spot(&self.path, vcpu, at);
         (hit.seen, hit.clock) = (Some(lists), Some(clock));
         self.path.dispatch(&hit, spot, &ArmOf(self));
     }

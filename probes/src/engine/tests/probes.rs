@@ -388,6 +388,7 @@ fn arguments_that_do_not_fit_are_left_out() {
         rings: vec![Ring::new(4, 6).unwrap()],
         skipped_ticks: Arc::default(),
         doorbell: Doorbell::new().unwrap(),
+        meters: Box::default(),
     }));
     guest.enable(READ, &rings.probe(0, Entry, Filter::default()));
     guest.hit(0, READ, STACK, 0);
