@@ -260,9 +260,9 @@ pub struct Vms {
 /// Options of `ps`.
 #[derive(Debug, Args)]
 pub struct Ps {
-    /// The machine
+    /// The guest
     #[command(flatten)]
-    pub which: VmSelector,
+    pub guest: GuestSelector,
     /// List threads
     #[arg(short = 'T', long)]
     pub threads: bool,
@@ -274,9 +274,9 @@ pub struct Ps {
 /// Options of `maps`.
 #[derive(Debug, Args)]
 pub struct Maps {
-    /// The machine
+    /// The guest
     #[command(flatten)]
-    pub which: VmSelector,
+    pub guest: GuestSelector,
     /// The process: its pid or its name
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: ProcessName,
@@ -291,9 +291,9 @@ pub struct Maps {
 A word that begins with a digit is a hexadecimal address, with or without 0x; so are 16 hexadecimal digits. Any other word \
 is a name. Without -p, symbols are those of the kernel and its modules. With -p, they are those of the process's program and libraries.")]
 pub struct Sym {
-    /// The machine
+    /// The guest
     #[command(flatten)]
-    pub which: VmSelector,
+    pub guest: GuestSelector,
     /// Look in this process's program and libraries
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: Option<ProcessName>,
@@ -314,9 +314,9 @@ pub struct Sym {
 #[command(after_help = "\
 A frame marked ? may be wrong; the mark says how it was found. A stack that does not reach its bottom ends with the reason.")]
 pub struct Stack {
-    /// The machine
+    /// The guest
     #[command(flatten)]
-    pub which: VmSelector,
+    pub guest: GuestSelector,
     /// The process: its pid or its name
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: ProcessName,
@@ -532,6 +532,18 @@ pub struct VmSelector {
     /// The machine; may be left out when only one runs
     #[arg(long, value_name = "NAME")]
     pub vm: Option<VmName>,
+}
+
+/// The choice of a guest: that of a machine, or one that does not run.
+#[derive(Debug, Args)]
+pub struct GuestSelector {
+    /// The machine
+    #[command(flatten)]
+    pub which: VmSelector,
+    /// Look into a guest that does not run: the folder of a snapshot, or a core file as QEMU's
+    /// dump-guest-memory writes it. Needs no KVM
+    #[arg(long, value_name = "DIR|FILE", conflicts_with = "vm")]
+    pub core: Option<PathBuf>,
 }
 
 /// The form of trace events.

@@ -60,6 +60,7 @@ mod passt;
 mod protocol;
 mod registry;
 mod report;
+mod saved_guest;
 mod script_library;
 mod scripting;
 mod server;

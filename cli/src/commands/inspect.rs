@@ -1,7 +1,8 @@
-//! The commands `ps`, `maps`, `sym` and `stack`, which inspect a running guest.
+//! The commands `ps`, `maps`, `sym` and `stack`, which inspect a guest.
 //!
-//! The machine's own process reads the paused guest; this module sends the request and prints the
-//! answer. The length of the pause, and what could not be read, go to standard error.
+//! A guest that does not run is looked into here. Of a machine, its own process reads the paused
+//! guest; this module sends the request and prints the answer. The length of the pause, and what
+//! could not be read, go to standard error.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,11 +11,15 @@ use serde::Serialize;
 
 use super::remote::{absolute, find};
 use crate::args;
+use crate::args::GuestSelector;
 use crate::client::control::{ask, unexpected};
+use crate::inspection::{Inspection, Inspector};
 use crate::protocol::control::{Answer, Command};
+use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
 use crate::registry::Running;
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
+use crate::saved_guest::SavedGuest;
 
 /// The first column of a mapping's name (fs/proc/task_mmu.c).
 const MAPS_NAME_COLUMN: usize = 73;
@@ -24,46 +29,43 @@ const MOST_CONTAINER: usize = 32;
 
 /// Runs `exotrace ps`.
 pub fn ps(args: args::Ps) -> Result<(), Failure> {
-    let machine = find(args.which)?;
     let command = Command::Ps {
         threads: args.threads,
     };
-    let found = match ask(&machine, &command)? {
-        Answer::Ps(found) => found,
-        other => return Err(unexpected(&machine, &other).into()),
+    let (asked, answer) = Asked::ask(args.guest, command)?;
+    let Answer::Ps(found) = answer else {
+        return Err(asked.unexpected(&answer));
     };
-    tell(&machine, &found.reading);
+    asked.tell(&found.reading);
     let text = |processes: &[Process]| ps_text(processes, args.threads);
     print(args.json, &found.processes, text)
 }
 
 /// Runs `exotrace maps`.
 pub fn maps(args: args::Maps) -> Result<(), Failure> {
-    let machine = find(args.which)?;
     let command = Command::Maps {
         process: args.process,
     };
-    let found = match ask(&machine, &command)? {
-        Answer::Maps(found) => found,
-        other => return Err(unexpected(&machine, &other).into()),
+    let (asked, answer) = Asked::ask(args.guest, command)?;
+    let Answer::Maps(found) = answer else {
+        return Err(asked.unexpected(&answer));
     };
-    tell(&machine, &found.reading);
+    asked.tell(&found.reading);
     print(args.json, &found.mappings, maps_text)
 }
 
 /// Runs `exotrace sym`.
 pub fn sym(args: args::Sym) -> Result<(), Failure> {
-    let machine = find(args.which)?;
     let command = Command::Sym {
         what: args.what,
         process: args.process,
         symfs: symfs(args.symfs)?,
     };
-    let found = match ask(&machine, &command)? {
-        Answer::Sym(found) => found,
-        other => return Err(unexpected(&machine, &other).into()),
+    let (asked, answer) = Asked::ask(args.guest, command)?;
+    let Answer::Sym(found) = answer else {
+        return Err(asked.unexpected(&answer));
     };
-    tell(&machine, &found.reading);
+    asked.tell(&found.reading);
     print(args.json, &found.symbols, symbols_text)?;
     let Some((last, others)) = found.unknown.split_last() else {
         return Ok(());
@@ -76,16 +78,15 @@ pub fn sym(args: args::Sym) -> Result<(), Failure> {
 
 /// Runs `exotrace stack`.
 pub fn stack(args: args::Stack) -> Result<(), Failure> {
-    let machine = find(args.which)?;
     let command = Command::Stack {
         process: args.process,
         symfs: symfs(args.symfs)?,
     };
-    let found = match ask(&machine, &command)? {
-        Answer::Stack(found) => found,
-        other => return Err(unexpected(&machine, &other).into()),
+    let (asked, answer) = Asked::ask(args.guest, command)?;
+    let Answer::Stack(found) = answer else {
+        return Err(asked.unexpected(&answer));
     };
-    tell(&machine, &found.reading);
+    asked.tell(&found.reading);
     print(args.json, &found.threads, stacks_text)
 }
 
@@ -99,15 +100,70 @@ fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// Reports the circumstances of the reading to the user.
-fn tell(machine: &Running, reading: &Reading) {
-    for reason in &reading.incomplete {
-        say(format_args!("{}: {reason}", machine.name));
+/// The guest that was asked.
+enum Asked {
+    Machine(Running),
+    Saved(PathBuf),
+}
+
+impl Asked {
+    /// Asks a machine, or looks into a guest that does not run.
+    fn ask(guest: GuestSelector, command: Command) -> Result<(Self, Answer), Failure> {
+        let Some(path) = guest.core else {
+            let machine = find(guest.which)?;
+            let answer = ask(&machine, &command)?;
+            return Ok((Self::Machine(machine), answer));
+        };
+        let saved = SavedGuest::open(&path)?;
+        let inspector = Inspector::default();
+        let inspection = Inspection::of_saved(&saved, &inspector);
+        let answer = match command {
+            Command::Ps { threads } => inspection.ps(threads).map(Answer::Ps),
+            Command::Maps { process } => inspection.maps(&process).map(Answer::Maps),
+            Command::Sym {
+                what,
+                process,
+                symfs,
+            } => inspection
+                .sym(&what, process.as_ref(), symfs)
+                .map(Answer::Sym),
+            Command::Stack { process, symfs } => {
+                inspection.stack(&process, symfs).map(Answer::Stack)
+            }
+            _ => Err(RequestError::new(
+                ErrorKind::Invalid,
+                "only a running machine answers this",
+            )),
+        };
+        let named = |error| Failure::new(format_args!("{}: {error}", path.display()));
+        let answer = answer.map_err(named)?;
+        Ok((Self::Saved(path), answer))
     }
-    say(format_args!(
-        "{}: the guest was paused for {} us",
-        machine.name, reading.standstill_us
-    ));
+
+    fn unexpected(&self, answer: &Answer) -> Failure {
+        match self {
+            Self::Machine(machine) => unexpected(machine, answer).into(),
+            Self::Saved(path) => Failure::new(format_args!(
+                "{}: another answer than asked for",
+                path.display()
+            )),
+        }
+    }
+
+    /// Reports the circumstances of the reading to the user.
+    fn tell(&self, reading: &Reading) {
+        let name = match self {
+            Self::Machine(machine) => machine.name.to_string(),
+            Self::Saved(path) => path.display().to_string(),
+        };
+        for reason in &reading.incomplete {
+            say(format_args!("{name}: {reason}"));
+        }
+        if let Self::Machine(_) = self {
+            let paused = reading.standstill_us;
+            say(format_args!("{name}: the guest was paused for {paused} us"));
+        }
+    }
 }
 
 /// Prints each item as a line of JSON, or all of them as text.

@@ -13,7 +13,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use introspect::PausedMemory;
 use introspect::kernel::list::Partial;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::modules::{Module, ModulesError};
@@ -23,6 +22,7 @@ use introspect::stack::frames::{Found, Frame as WalkedFrame, Guess, Stack};
 use introspect::system::{NamedArea, PausedSystem, System, Unavailable, UserObjects};
 use introspect::user::symfs::Symfs;
 use introspect::x86_64::CpuState;
+use introspect::{PausedMemory, PhysicalMemory};
 use vmm::machine::Paused;
 use vmm::{Machine, VcpuRegisters};
 
@@ -31,6 +31,7 @@ use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{
     Frame, Mapping, Maps, ProcessName, Processes, Reading, Stacks, Symbols, ThreadStack,
 };
+use crate::saved_guest::SavedGuest;
 use processes::Descriptions;
 use symbols::{kernel_symbols, named_objects, unknown_symbol, user_symbols};
 
@@ -50,18 +51,36 @@ pub struct Inspector {
     system: Mutex<Option<Arc<System>>>,
 }
 
-/// A machine, its kernel's file if that is at hand, and the readers.
+/// A guest, and the readers.
 #[derive(Debug)]
 pub struct Inspection<'v> {
-    machine: &'v Machine,
-    kernel: Option<&'v GuestKernel>,
+    guest: Guest<'v>,
     inspector: &'v Inspector,
 }
 
-/// A paused guest, and the kernel it runs.
+/// A guest that is looked into.
+#[derive(Debug, Clone, Copy)]
+enum Guest<'v> {
+    /// A machine, and its kernel's file if that is at hand.
+    Machine(&'v Machine, Option<&'v GuestKernel>),
+    /// One that does not run.
+    Saved(&'v SavedGuest),
+}
+
+impl<'v> Guest<'v> {
+    fn memory(self) -> &'v dyn PhysicalMemory {
+        match self {
+            Self::Machine(machine, _) => machine.ram(),
+            Self::Saved(saved) => &*saved.memory,
+        }
+    }
+}
+
+/// A guest that does not run now, and its kernel.
 struct Standing<'m> {
-    machine: &'m Machine,
-    paused: Paused,
+    memory: &'m dyn PhysicalMemory,
+    /// The pause of a machine.
+    paused: Option<Paused>,
     since: Instant,
     cpus: Vec<CpuState>,
     system: Arc<System>,
@@ -75,8 +94,15 @@ impl<'v> Inspection<'v> {
         inspector: &'v Inspector,
     ) -> Self {
         Self {
-            machine,
-            kernel,
+            guest: Guest::Machine(machine, kernel),
+            inspector,
+        }
+    }
+
+    /// Returns the inspection of a guest that does not run.
+    pub fn of_saved(saved: &'v SavedGuest, inspector: &'v Inspector) -> Self {
+        Self {
+            guest: Guest::Saved(saved),
             inspector,
         }
     }
@@ -155,9 +181,9 @@ impl<'v> Inspection<'v> {
             since,
             cpus,
             system,
-            ..
+            memory,
         } = self.pause()?;
-        let memory = PausedMemory::new(self.machine.ram());
+        let memory = PausedMemory::new(memory);
         let look = system.look(&memory, &cpus);
         let mut incomplete = Vec::new();
         let (mut objects, mut loaded) = (None, None);
@@ -295,23 +321,27 @@ impl<'v> Inspection<'v> {
 
     /// Pauses the guest.
     fn pause(&self) -> Result<Standing<'v>, RequestError> {
-        let machine = self.machine;
         let since = Instant::now();
-        let paused = machine.pause();
-        let cpus: Vec<CpuState> = (0..machine.vcpus())
-            .filter_map(|vcpu| machine.cpu_state(&paused, vcpu))
-            .collect();
+        let (paused, cpus) = match self.guest {
+            Guest::Machine(machine, _) => {
+                let paused = machine.pause();
+                let cpus = (0..machine.vcpus()).filter_map(|vcpu| machine.cpu_state(&paused, vcpu));
+                let cpus: Vec<CpuState> = cpus.collect();
+                (Some(paused), cpus)
+            }
+            Guest::Saved(saved) => (None, saved.cpus.clone()),
+        };
         let known = &self.inspector.system;
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
         let system = match &*known {
             Some(system) => system.clone(),
             None => {
-                let found = Arc::new(find_kernel(machine, &paused, &cpus, self.kernel)?);
+                let found = Arc::new(find_kernel(self.guest, paused.as_ref(), &cpus)?);
                 known.insert(found).clone()
             }
         };
         Ok(Standing {
-            machine,
+            memory: self.guest.memory(),
             paused,
             since,
             cpus,
@@ -322,7 +352,7 @@ impl<'v> Inspection<'v> {
 
 impl Standing<'_> {
     fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
-        let memory = PausedMemory::new(self.machine.ram());
+        let memory = PausedMemory::new(self.memory);
         ask(self.system.look(&memory, &self.cpus))
     }
 
@@ -332,11 +362,17 @@ impl Standing<'_> {
     }
 }
 
-/// Resumes the guest, which was paused at `since`.
-fn go_on(paused: Paused, since: Instant, incomplete: impl IntoIterator<Item = String>) -> Reading {
-    drop(paused);
+/// Resumes the guest, which was paused at `since`, if it runs at all.
+fn go_on(
+    paused: Option<Paused>,
+    since: Instant,
+    incomplete: impl IntoIterator<Item = String>,
+) -> Reading {
+    let paused = paused.map(drop).map(|()| since.elapsed());
     Reading {
-        standstill_us: u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX),
+        standstill_us: paused.map_or(0, |paused| {
+            u64::try_from(paused.as_micros()).unwrap_or(u64::MAX)
+        }),
         incomplete: incomplete.into_iter().collect(),
     }
 }
@@ -344,14 +380,13 @@ fn go_on(paused: Paused, since: Instant, incomplete: impl IntoIterator<Item = St
 /// Makes the readers of the running kernel: from its file if available, else from the guest's
 /// memory.
 fn find_kernel(
-    machine: &Machine,
-    paused: &Paused,
+    guest: Guest<'_>,
+    paused: Option<&Paused>,
     cpus: &[CpuState],
-    kernel: Option<&GuestKernel>,
 ) -> Result<System, RequestError> {
-    let memory = PausedMemory::new(machine.ram());
+    let memory = PausedMemory::new(guest.memory());
     let no_kernel = |why: &dyn Display| RequestError::new(ErrorKind::NoKernel, why);
-    if let Some(kernel) = kernel {
+    if let (Guest::Machine(machine, Some(kernel)), Some(paused)) = (guest, paused) {
         kernel.symbols().map_err(|error| no_kernel(&error))?;
         let kernel = kernel.place(machine, paused)?.ok_or_else(|| {
             no_kernel(&"the guest's kernel has not booted far enough to be looked into")
@@ -360,7 +395,13 @@ fn find_kernel(
     }
     let ended = || RequestError::new(ErrorKind::Ended, "the guest has ended");
     let cpu = cpus.first().ok_or_else(ended)?;
-    let lstar = machine.syscall_entry(paused, 0).map_or(0, |entry| entry.0);
+    let lstar = match (guest, paused) {
+        (Guest::Machine(machine, _), Some(paused)) => {
+            machine.syscall_entry(paused, 0).map_or(0, |entry| entry.0)
+        }
+        (Guest::Saved(saved), _) => saved.syscall_entry,
+        (Guest::Machine(..), None) => 0,
+    };
     let view = memory.view(cpu.address_space());
     let kernel = RunningKernel::find(view, cpu, lstar).map_err(|error| {
         no_kernel(&format_args!(

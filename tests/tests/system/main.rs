@@ -32,6 +32,7 @@ mod ptrace_deadline;
 mod read_events;
 mod ready_scripts;
 mod rich_kernel;
+mod saved_guests;
 mod script_command;
 mod script_counts;
 mod scripts;

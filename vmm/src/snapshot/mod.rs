@@ -30,6 +30,7 @@ mod pieces;
 mod restore;
 mod running;
 mod save;
+mod still;
 #[cfg(feature = "test-utils")]
 pub mod test_utils;
 mod verify;
@@ -49,6 +50,7 @@ pub use restore::{
     saved_net, saved_vsock,
 };
 pub use save::{SaveError, Saved, Stage, save, write};
+pub use still::{Still, look_into};
 pub use verify::{CheckStats, Checks, DamagedPiece, PageMap, SavedMemory};
 
 use crate::boot::AcpiConfig;

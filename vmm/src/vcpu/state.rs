@@ -6,6 +6,7 @@
 //! Documentation/virt/kvm/api.rst.
 
 use introspect::kernel::fpu::FXSAVE;
+use introspect::x86_64::CpuState;
 use kvm_bindings::{
     kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
     kvm_xsave,
@@ -13,7 +14,7 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
-use super::Vcpu;
+use super::{Vcpu, VcpuRegisters};
 use crate::clock::host_tsc;
 use crate::host::HostProfile;
 use crate::machine::RunEnd;
@@ -39,6 +40,15 @@ impl VcpuState {
     /// Returns the value of LSTAR. It is not 0 if the guest has set up SYSCALL.
     pub(crate) fn lstar(&self) -> u64 {
         self.msr(msr::LSTAR)
+    }
+
+    /// Returns the registers as introspection takes them.
+    pub(crate) fn cpu_state(&self) -> CpuState {
+        let registers = VcpuRegisters {
+            regs: self.regs,
+            sregs: self.sregs,
+        };
+        registers.cpu_state(self.msr(msr::KERNEL_GS_BASE))
     }
 
     fn msr(&self, index: u32) -> u64 {

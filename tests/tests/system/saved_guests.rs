@@ -1,0 +1,138 @@
+//! Guests that do not run: what `ps`, `maps`, `sym` and `stack` say of a snapshot and of a core
+//! file is what they say of the machine.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+use introspect::core_file::write_core;
+use introspect::{Gpa, PhysicalMemory};
+use support::command::{Ended, World, words};
+use support::crowd;
+use support::host;
+use support::shell::COMMAND_LIMIT;
+use vmm::snapshot::look_into;
+
+const PAGE: usize = 4096;
+
+/// Writes the guest in a snapshot as a core file.
+fn write_as_core(snapshot: &Path, core: &Path) {
+    let still = look_into(snapshot).unwrap_or_else(|e| panic!("{e}"));
+    let mut pages = Vec::new();
+    for range in still.ram.ram() {
+        for address in range.step_by(PAGE) {
+            let mut page = vec![0; PAGE];
+            let read = still.ram.read_physical(Gpa(address), &mut page);
+            read.unwrap_or_else(|e| panic!("{e}"));
+            if page.iter().any(|byte| *byte != 0) {
+                pages.push((Gpa(address), page));
+            }
+        }
+    }
+    let ranges = pages
+        .iter()
+        .map(|(address, page)| (*address, page.as_slice()));
+    let file = fs::File::create(core);
+    let written = file.and_then(|mut file| write_core(&mut file, &still.cpus, ranges));
+    written.unwrap_or_else(|e| panic!("{}: {e}", core.display()));
+}
+
+/// Asks for a guest that does not run.
+fn ask(world: &World, line: &str, core: &Path) -> Ended {
+    let mut line = words(line);
+    line.extend([OsString::from("--core"), core.into()]);
+    let ended = world.run(line, COMMAND_LIMIT);
+    assert_eq!(ended.status, 0, "{ended:?}");
+    ended
+}
+
+fn lines(text: &str) -> BTreeSet<&str> {
+    text.lines().collect()
+}
+
+#[test]
+fn a_snapshot_and_a_core_file_say_what_the_machine_says() {
+    let host = host!();
+    let world = World::new();
+    let snapshot = crowd::snapshot_folder(host);
+    let core = world.path("core");
+    write_as_core(snapshot, &core);
+
+    let mut line = words("run --name crowd --serial null --restore");
+    line.push(snapshot.into());
+    let mut machine = world.start(line);
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+        let vms = world.run(words("vms"), COMMAND_LIMIT);
+        vms.stdout.contains("crowd")
+    });
+    let running = |line: &str| world.run(words(line), COMMAND_LIMIT).stdout;
+    let still = |line: &str| {
+        let found = [snapshot, &core].map(|core| ask(&world, line, core).stdout);
+        assert_eq!(found[0], found[1], "{line}");
+        found[0].clone()
+    };
+
+    let sleeping = "sleep 100";
+    let ps = (running("ps"), still("ps"));
+    assert!(
+        ps.1.lines().count() > 20 && ps.1.contains(sleeping),
+        "{ps:?}"
+    );
+    // Those that only sleep have neither changed their state nor their CPU.
+    let sleepers = |text: &str| {
+        let lines = text.lines().filter(|line| line.ends_with(sleeping));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(sleepers(&ps.0), sleepers(&ps.1));
+    let pid = sleepers(&ps.1)
+        .first()
+        .and_then(|line| line.split_whitespace().next())
+        .unwrap_or_default()
+        .to_owned();
+    for line in [
+        format!("maps -p {pid}"),
+        format!("stack -p {pid}"),
+        "sym vfs_read init_task".to_owned(),
+        format!("sym -p {pid} main"),
+    ] {
+        let (running, still) = (running(&line), still(&line));
+        assert_eq!(lines(&running), lines(&still), "{line}");
+        assert!(!still.is_empty(), "{line}");
+    }
+    world.stop("crowd", machine);
+}
+
+#[test]
+fn what_is_no_guest_is_told() {
+    let world = World::new();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = world.path(name);
+        fs::write(&path, bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        path
+    };
+    let mut core = Vec::new();
+    write_core(&mut core, &[], [(Gpa(0), [1; PAGE].as_slice())]).unwrap_or_else(|e| panic!("{e}"));
+    let cut = core.get(..core.len() - 1).unwrap_or_default().to_vec();
+    for (path, message) in [
+        (
+            world.path("none"),
+            "No such file or directory (os error 2); name a core file",
+        ),
+        (write("text", b"no core"), "not an ELF core file"),
+        (write("cut", &cut), "lies outside the file"),
+        (write("bare", &core), "has no CPU in a note of QEMU's"),
+        (world.path("run"), "run/state: No such file or directory"),
+        (
+            std::env::current_exe().unwrap_or_default(),
+            "expected a core file (type 4)",
+        ),
+    ] {
+        let mut line = words("ps --core");
+        line.push(path.clone().into());
+        let ended = world.run(line, COMMAND_LIMIT);
+        assert_eq!(ended.status, 1, "{path:?}: {ended:?}");
+        assert!(ended.stderr.contains(message), "{path:?}: {ended:?}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    }
+}
