@@ -544,6 +544,10 @@ pub struct GuestSelector {
     /// dump-guest-memory writes it. Needs no KVM
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "vm")]
     pub core: Option<PathBuf>,
+    /// The file of that guest's kernel, for one without types (BTF) in its memory; a snapshot names
+    /// its own
+    #[arg(long, value_name = "FILE", requires = "core")]
+    pub kernel: Option<PathBuf>,
 }
 
 /// The form of trace events.

@@ -1,7 +1,7 @@
 //! A guest that does not run: its memory and CPUs, from the folder of a snapshot or a core file.
 //!
-//! Nothing but those is used, no file of its kernel and no KVM. A core file is one that QEMU's
-//! `dump-guest-memory` and `virsh dump` write.
+//! No KVM is used, and no file of its kernel, unless a snapshot's kernel has its types only there.
+//! A core file is one that QEMU's `dump-guest-memory` and `virsh dump` write.
 
 use std::fmt;
 use std::io;
@@ -11,6 +11,8 @@ use introspect::core_file::{CoreFile, CoreFileError};
 use introspect::x86_64::CpuState;
 use introspect::{PhysicalMemory, regular_file};
 use vmm::snapshot::{self, RestoreError};
+
+use crate::guest_kernel::{GuestKernel, GuestKernelError};
 
 /// The size of the largest core file that is read, in bytes.
 const LONGEST: u64 = 64 << 30;
@@ -45,6 +47,9 @@ pub enum SavedGuestError {
     /// The snapshot is damaged.
     #[error(transparent)]
     Snapshot(#[from] RestoreError),
+    /// The kernel's file is none.
+    #[error(transparent)]
+    Kernel(#[from] GuestKernelError),
 }
 
 /// A guest that does not run.
@@ -53,6 +58,8 @@ pub struct SavedGuest {
     pub(crate) cpus: Vec<CpuState>,
     /// The address at which SYSCALL enters the kernel; 0 if it is not known.
     pub(crate) syscall_entry: u64,
+    /// The kernel's file, if it is known and at hand.
+    pub(crate) kernel: Option<GuestKernel>,
 }
 
 impl fmt::Debug for SavedGuest {
@@ -64,21 +71,28 @@ impl fmt::Debug for SavedGuest {
 }
 
 impl SavedGuest {
-    /// Opens the folder of a snapshot, or a core file.
+    /// Opens the folder of a snapshot, or a core file. `kernel` is its kernel's file, for one
+    /// without types in its memory.
     ///
     /// # Errors
-    /// If it is neither, or damaged.
-    pub fn open(path: &Path) -> Result<Self, SavedGuestError> {
+    /// If it is neither, or damaged, or the kernel's file is none.
+    pub fn open(path: &Path, kernel: Option<&Path>) -> Result<Self, SavedGuestError> {
+        let named = kernel.map(GuestKernel::open).transpose()?;
+        let named = named.map(|(kernel, _)| kernel);
         if path.is_dir() {
             let snapshot::Still {
                 ram,
                 cpus,
                 syscall_entry,
+                kernel,
             } = snapshot::look_into(path)?;
+            let own = || GuestKernel::of_snapshot(kernel.as_ref()?, None).ok();
+            let kernel = named.or_else(own);
             return Ok(Self {
                 memory: Box::new(ram),
                 cpus,
                 syscall_entry,
+                kernel,
             });
         }
         let own = || path.to_path_buf();
@@ -98,6 +112,7 @@ impl SavedGuest {
             cpus: core.cpus().to_vec(),
             memory: Box::new(core),
             syscall_entry: 0,
+            kernel: named,
         })
     }
 }

@@ -114,7 +114,7 @@ impl Asked {
             let answer = ask(&machine, &command)?;
             return Ok((Self::Machine(machine), answer));
         };
-        let saved = SavedGuest::open(&path)?;
+        let saved = SavedGuest::open(&path, guest.kernel.as_deref())?;
         let inspector = Inspector::default();
         let inspection = Inspection::of_saved(&saved, &inspector);
         let answer = match command {

@@ -403,11 +403,16 @@ fn find_kernel(
         (Guest::Machine(..), None) => 0,
     };
     let view = memory.view(cpu.address_space());
-    let kernel = RunningKernel::find(view, cpu, lstar).map_err(|error| {
+    let mut kernel = RunningKernel::find(view, cpu, lstar).map_err(|error| {
         no_kernel(&format_args!(
             "no kernel is found in the guest's memory: {error}"
         ))
     })?;
+    if let (Err(_), Guest::Saved(saved)) = (&kernel.types, guest)
+        && let Some(Ok(types)) = saved.kernel.as_ref().map(GuestKernel::types)
+    {
+        kernel.types = Ok(types.clone());
+    }
     Ok(System::new(&kernel, &memory))
 }
 

@@ -6,7 +6,7 @@ use introspect::regular_file;
 use introspect::x86_64::CpuState;
 
 use super::restore::{RestoreError, read_state};
-use super::{MEMORY_FILE, STATE_FILE};
+use super::{KernelReference, MEMORY_FILE, STATE_FILE};
 use crate::memory::GuestRam;
 
 /// The memory and the CPUs of a snapshot.
@@ -18,6 +18,8 @@ pub struct Still {
     pub cpus: Vec<CpuState>,
     /// The address at which SYSCALL enters the kernel (IA32_LSTAR); 0 before it is set up.
     pub syscall_entry: u64,
+    /// The kernel, if it came from a file.
+    pub kernel: Option<KernelReference>,
 }
 
 /// Looks into the snapshot in `folder`. Needs no KVM, and any host will do.
@@ -37,5 +39,6 @@ pub fn look_into(folder: &Path) -> Result<Still, RestoreError> {
         ram,
         cpus: saved.vcpus.iter().map(|vcpu| vcpu.cpu_state()).collect(),
         syscall_entry: saved.vcpus.first().map_or(0, |vcpu| vcpu.lstar()),
+        kernel: saved.kernel,
     })
 }
