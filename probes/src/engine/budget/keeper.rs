@@ -163,11 +163,13 @@ impl Engine {
             meters.iter().map(|meter| meter.ticks()),
             &readings,
         );
+        let began = vmm::host_tsc();
         for change in changes {
             let (unit, rests) = of(change);
             let unit = usize::try_from(unit).unwrap_or(usize::MAX);
             list.set_resting(self, unit, Cause::Session, rests);
         }
+        policy.charge(vmm::host_tsc().saturating_sub(began));
         for (meter, limit) in meters.iter().zip(policy.limits()) {
             meter.set_limit(limit);
         }
@@ -190,6 +192,7 @@ impl Engine {
             meters.iter().map(|meter| meter.ticks()),
             &readings,
         );
+        let began = vmm::host_tsc();
         for change in changes {
             let (number, rests) = of(change);
             let owner = number >> SESSION_SHIFT;
@@ -199,6 +202,7 @@ impl Engine {
                 list.set_resting(self, unit, Cause::Machine, rests);
             }
         }
+        policy.charge(vmm::host_tsc().saturating_sub(began));
         for (meter, limit) in meters.iter().zip(policy.limits()) {
             meter.set_limit(limit);
         }

@@ -98,6 +98,15 @@ impl Policy {
         self.share
     }
 
+    /// Takes from all purses what a change of the traps has taken, for which the guest may have
+    /// waited.
+    pub(crate) fn charge(&mut self, ticks: u64) {
+        let least = -MOST_DEBT * self.full;
+        for purse in &mut self.purses {
+            purse.balance = (purse.balance - ticks as f64).max(least);
+        }
+    }
+
     /// Returns for each vCPU the spent ticks at which its purse is empty. In debt there is nothing
     /// to watch for.
     pub(crate) fn limits(&self) -> impl Iterator<Item = u64> {

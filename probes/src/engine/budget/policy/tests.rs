@@ -196,3 +196,18 @@ fn units_come_and_go() {
     assert!(guest.spent(0) < 0.055, "{}", guest.spent(0));
     assert_eq!(guest.policy.units.len(), 2);
 }
+
+#[test]
+fn what_changes_take_is_paid_for_by_watching_less() {
+    let watched = |charge: u64| {
+        let mut guest = Guest::new("5%", 1, &[(0.6, 0)]);
+        for _ in 0..100 {
+            let rests = guest.rests;
+            guest.run(WINDOW);
+            guest.policy.charge(charge * (guest.rests - rests) as u64);
+        }
+        guest.units[0].5
+    };
+    let (free, charged) = (watched(0), watched(WINDOW / 100));
+    assert!(charged < free / 10 * 9, "{charged} of {free}");
+}
