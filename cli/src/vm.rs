@@ -17,11 +17,11 @@ use probes::provider::Traceable;
 use probes::text_hash::TextHash;
 use trace_devices::{ptrace, trace};
 use vmm::machine::Handle;
-use vmm::snapshot::{self, Checks, KernelReference, SaveError, Saved, SnapshotInfo};
+use vmm::snapshot::{self, Checks, KernelReference, Saved, SnapshotInfo};
 use vmm::{Machine, RunEnd};
 
 use crate::guest_kernel::GuestKernel;
-use crate::history::Keeper;
+use crate::history::{self, KeepError, Keeper};
 use crate::host::Host;
 use crate::inspection::{Inspection, Inspector};
 use crate::panic_witness;
@@ -269,9 +269,19 @@ impl Vm {
     ///
     /// # Errors
     /// If the folder exists or cannot be written, or KVM does not give its state.
-    pub fn snapshot(&self, folder: &Path) -> Result<Saved, SaveError> {
+    pub fn snapshot(&self, folder: &Path) -> Result<Saved, KeepError> {
+        if let Some(kept) = self.present()? {
+            history::write(&kept, folder)?;
+            let paused = kept.info().paused;
+            return Ok(Saved { paused });
+        }
         let info = self.snapshot_info();
-        snapshot::save(&self.host.kvm, &self.machine, &info, folder)
+        Ok(snapshot::save(
+            &self.host.kvm,
+            &self.machine,
+            &info,
+            folder,
+        )?)
     }
 
     /// Returns the running kernel, if it has booted far enough and its file is at hand.

@@ -1,4 +1,4 @@
-//! What a budget leaves a loop of its speed: `cargo bench-budget`.
+//! The speed that a budget leaves a loop of probed calls: `cargo bench-budget`.
 //!
 //! The micro guest calls a small function again and again, and does nothing else: the worst case.
 //! Its speed with a probe at the function's entry and return, under budgets and without one, is

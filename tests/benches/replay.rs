@@ -1,4 +1,4 @@
-//! How exact a replay is: `cargo bench-replay`.
+//! The exactness of replays: `cargo bench-replay`.
 //!
 //! A guest with one vCPU does something while its input is recorded, and does it again in restored
 //! machines that get the same input. It prints how many of them ended with the same text on the

@@ -37,11 +37,7 @@ impl Vm {
     pub fn script(self: &Arc<Self>, text: &str) -> Result<Script, GuestError> {
         let view = self.kernel_view()?;
         let engine = self.engine(&view);
-        let request = ScriptRequest {
-            text: text.to_owned(),
-            file: NAME.to_owned(),
-            ..ScriptRequest::default()
-        };
+        let request = ScriptRequest::of(text.to_owned(), NAME);
         let (job, begun) = Job::start(self, &engine, &view, &request)?;
         Ok(Script {
             vm: self.clone(),

@@ -61,10 +61,10 @@ impl Armed {
         // Each alone first, so that faults are shown in the user's own text and nothing else.
         for expectation in &*expectations {
             let text = format!("{}\n{{ }}", expectation.rule());
-            prepare(guest, engine.tsc_hz(), &request(text))?;
+            prepare(guest, engine.tsc_hz(), &ScriptRequest::of(text, NAME))?;
         }
         let text = script(&expectations);
-        let (script, _) = attach(guest, engine, &request(text), true)?;
+        let (script, _) = attach(guest, engine, &ScriptRequest::of(text, NAME), true)?;
         Ok(Self {
             script,
             expectations,
@@ -130,14 +130,6 @@ fn script(expectations: &[Expectation]) -> String {
         format!("{rule}\n{{ @{variable} = count(); {} }}\n", statement(at))
     });
     rules.collect()
-}
-
-fn request(text: String) -> ScriptRequest {
-    ScriptRequest {
-        text,
-        file: NAME.to_owned(),
-        ..ScriptRequest::default()
-    }
 }
 
 /// The results of counting.
@@ -247,6 +239,6 @@ syscall:openat:entry /comm == \"sh\"/
 { @expected1 = count(); printf(\"%d %s %s %d %d %d %lu\\n\", 1, probe, comm, pid, tid, cpu, nsecs); }
 ";
         assert_eq!(script(&expectations), expected);
-        assert!(request(expected.to_owned()).parse().is_ok());
+        assert!(ScriptRequest::of(expected.to_owned(), NAME).parse().is_ok());
     }
 }

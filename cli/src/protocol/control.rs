@@ -250,7 +250,7 @@ pub struct Stat {
     pub sites: Vec<SiteCount>,
     /// The probe engine's counts by name, all traces together.
     pub engine: Vec<(String, u64)>,
-    /// What all traces together have cost since the first one began; `None` before.
+    /// The cost of all traces together since the first one began; `None` before.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cost: Option<Cost>,
     /// The budget of all traces together.
@@ -364,14 +364,14 @@ impl From<&VirtioStats> for VirtioCount {
     }
 }
 
-/// A trace, a script or a debugger, and what it costs.
+/// A trace, a script or a debugger, and its cost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionCount {
     /// Its number, from 1: the order in which they came.
     pub number: u64,
     /// The probes or the script that it was asked for, or the device that it serves.
     pub label: String,
-    /// What it has cost the guest.
+    /// Its cost for the guest.
     pub cost: Cost,
     /// Its own budget.
     #[serde(skip_serializing_if = "Option::is_none", default)]

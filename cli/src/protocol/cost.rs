@@ -1,4 +1,4 @@
-//! What watching costs a guest, and budgets for it: as requests and answers carry them.
+//! The cost of tracing for a guest, and budgets for it: as requests and answers carry them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,7 +33,7 @@ impl From<Budget> for String {
     }
 }
 
-/// What a trace, or all traces, have cost a guest. Times are in nanoseconds.
+/// The cost of a trace, or of all traces, for a guest. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Cost {
     /// The number of hits.

@@ -48,6 +48,15 @@ pub struct ScriptRequest {
 }
 
 impl ScriptRequest {
+    /// Returns the request of a script whose faults are shown as of the source `file`.
+    pub fn of(text: String, file: &str) -> Self {
+        Self {
+            text,
+            file: file.to_owned(),
+            ..Self::default()
+        }
+    }
+
     /// Returns the dialect of the language.
     pub fn dialect(&self) -> Dialect {
         match self.strict {
@@ -116,7 +125,7 @@ pub struct Counts {
     /// The moments of the machine that were not kept.
     #[serde(default)]
     pub lost_moments: u64,
-    /// What the script has cost the guest.
+    /// The script's cost for the guest.
     #[serde(default)]
     pub cost: Cost,
     /// The probes that a budget has stopped for a part of the time.

@@ -176,7 +176,7 @@ pub struct Counts {
     /// The probes with sites in programs that were given up: see
     /// [`ProbeStats::given_up`](probes::engine::ProbeStats::given_up).
     pub given_up: Vec<String>,
-    /// What the trace has cost the guest.
+    /// The trace's cost for the guest.
     #[serde(default)]
     pub cost: Cost,
     /// The probes that a budget has stopped for a part of the time.

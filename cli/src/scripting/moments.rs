@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bt::moments::{Moment, Wish};
-use bt::session::Keeps;
+use bt::moments::{Keeps, Moment, Wish};
 
 use crate::history::{self, KeepError};
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::vm::Vm;
 
-/// The maximum number of reasons that are told, for moments that are not kept.
+/// The maximum number of lost moments whose reasons are told; the others are counted.
 const MOST_TOLD: u64 = 10;
 
 /// Prepares the machine for what a script keeps.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use vmm::machine::Paused;
 
 use crate::ast::{ExpressionKind, Function, Script};
+use crate::program::Code;
 use crate::walk;
 
 /// The maximum number of moments that wait for the script's owner.
@@ -35,6 +36,27 @@ pub enum Wish {
     Snapshot,
     /// A snapshot of the machine before: so long, or as long as the machine's owner chooses.
     Rewind(Option<Duration>),
+}
+
+/// The moments of the machine that a script keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Keeps {
+    /// Set if it calls `snapshot()`.
+    pub hits: bool,
+    /// Set if it calls `rewind()`.
+    pub past: bool,
+}
+
+impl Keeps {
+    /// Returns the moments that rules keep.
+    pub(crate) fn of<'c>(rules: impl Iterator<Item = &'c Code>) -> Self {
+        let mut keeps = Self::default();
+        for rule in rules {
+            keeps.hits |= rule.keeps_hits();
+            keeps.past |= rule.rewinds();
+        }
+        keeps
+    }
 }
 
 /// The moments that a script's owner has not taken yet.

@@ -184,7 +184,7 @@ pub(crate) struct HitPath {
     pub(crate) tsc_hz: u64,
     /// One for each vCPU.
     pub(crate) seen: Vec<Mutex<Seen>>,
-    /// What all sessions together cost: one for each vCPU.
+    /// The meters of all sessions together, one for each vCPU.
     pub(crate) meters: Box<[Arc<Meter>]>,
     pub(super) exit_ticks: ExitTicks,
     /// Wakes the keeper of budgets.
@@ -295,7 +295,7 @@ impl HitPath {
         }
     }
 
-    /// Collects those who pay for a hit where `plan` is, the function `entered` begins, and the
+    /// Collects the payers of a hit where `plan` is, the function `entered` begins, and the
     /// functions in `returning` return.
     fn payers(
         &self,
@@ -364,7 +364,7 @@ impl HitPath {
     }
 
     /// Handles a timer's tick on one vCPU, at any address.
-    /// Returns those who pay for it.
+    /// Returns its payers.
     pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>) -> Payers {
         let mut payers = Payers::new(self.meters.get(hit.vcpu));
         let timers = self.timers.load();

@@ -98,7 +98,7 @@ pub(crate) struct Enabled {
     pub(crate) program: Option<Arc<dyn Program>>,
     pub(crate) session: Arc<SessionShared>,
     pub(crate) counters: ProbeCounters,
-    /// What pays for its hits.
+    /// The account that its hits are charged to.
     pub(crate) account: Arc<Account>,
     /// The time stamp counter when the probe was enabled, or last woken. Calls entered before have
     /// no return event.
@@ -209,7 +209,7 @@ impl SitePlan {
             && self.watches.is_empty()
     }
 
-    /// Adds those who pay for a hit of vCPU `vcpu` at the site.
+    /// Adds the payers of a hit of vCPU `vcpu` at the site.
     pub(super) fn add_payers(&self, vcpu: usize, payers: &mut Payers) {
         let calls = self.system_calls.iter().flat_map(|calls| &calls.plans);
         let tracepoints = self.tracepoints.iter().map(|(plan, _)| &plan.probe);
@@ -246,7 +246,7 @@ impl ReturnPlan {
         self.probes.is_empty() && self.watches.is_empty()
     }
 
-    /// Adds those who pay for a hit of vCPU `vcpu` at the function's entry or return.
+    /// Adds the payers of a hit of vCPU `vcpu` at the function's entry or return.
     pub(super) fn add_payers(&self, vcpu: usize, payers: &mut Payers) {
         for probe in &self.probes {
             payers.add(vcpu, &probe.account);

@@ -62,7 +62,7 @@ pub(crate) struct HitPlan {
     pub(super) entered: Option<Arc<ReturnPlan>>,
     /// A function that returns there, by its key, with its return plan.
     pub(super) returning: Option<(FunctionKey, Arc<ReturnPlan>)>,
-    /// Those who pay for a hit there.
+    /// The payers of a hit there.
     pub(super) payers: Payers,
 }
 

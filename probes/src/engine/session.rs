@@ -65,7 +65,7 @@ pub(crate) struct SessionShared {
     pub(crate) skipped_ticks: Arc<AtomicU64>,
     /// Wakes the drainer.
     pub(crate) doorbell: Doorbell,
-    /// What the session costs: one for each vCPU.
+    /// The session's meters, one for each vCPU.
     pub(crate) meters: Box<[Arc<Meter>]>,
 }
 
@@ -466,7 +466,7 @@ impl Session {
         self.watched.lock().exempt();
     }
 
-    /// Names the session for those who list what it costs.
+    /// Names the session, for lists of costs.
     pub fn set_label(&mut self, label: &str) {
         self.watched.lock().label = label.chars().take(LONGEST_LABEL).collect();
     }

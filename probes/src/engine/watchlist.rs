@@ -36,7 +36,7 @@ pub(super) struct Active {
     pub(super) places: Vec<ArmedAt>,
     /// The probe, if it may have to rest.
     pub(super) probe: Option<Box<Probe>>,
-    /// What it needs to watch again, if it rests.
+    /// The parts by which it is armed again, if it rests.
     pub(super) resting: Option<Resting>,
     unit: usize,
 }
@@ -62,7 +62,7 @@ struct Unit {
     ticks: u64,
 }
 
-/// What makes probes a unit: the same trap in the guest, or one program.
+/// The reason why probes are a unit: the same trap in the guest, or one program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     Kernel(u64),

@@ -1,4 +1,5 @@
-//! A trace under a budget, as its user sees it: told what it costs, and what was not watched.
+//! A trace under a budget, as its user sees it: its cost is told, and the time for which probes
+//! were not watched.
 
 use support::host;
 use support::watched::Watched;

@@ -125,7 +125,7 @@ pub fn write(
     files: Files,
     watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
 ) -> Result<Saved, SaveError> {
-    check_overlays(&files, machine)?;
+    check_overlays(&files, machine.overlays())?;
     // Another save would take this one's log of dirty pages.
     let _alone = machine.shared().saving.lock();
     let mut memory = Writing::start(machine, &files.memory, watch)?;
@@ -163,26 +163,28 @@ pub(super) fn finish(
     Ok(())
 }
 
-/// Checks that there is a file for each overlay of the machine.
-pub(super) fn check_overlays(files: &Files, machine: &Machine) -> Result<(), SaveError> {
-    let (found, expected) = (files.overlays.len(), machine.overlays());
+/// Checks that there is a file for each of `expected` overlays.
+pub(super) fn check_overlays(files: &Files, expected: usize) -> Result<(), SaveError> {
+    let found = files.overlays.len();
     match found == expected {
         true => Ok(()),
         false => Err(SaveError::Overlays { found, expected }),
     }
 }
 
+/// Copies a whole file to an empty one. The places of both descriptors are at the end then.
+pub(super) fn copy(mut from: &File, mut to: &File) -> io::Result<()> {
+    from.rewind()?;
+    io::copy(&mut from, &mut to)?;
+    Ok(())
+}
+
 /// Copies the overlays of the paused machine to `files`. A file system with shared extents shares
 /// them.
-pub(super) fn copy_overlays(machine: &Machine, files: &[File]) -> Result<(), SaveError> {
+fn copy_overlays(machine: &Machine, files: &[File]) -> Result<(), SaveError> {
     let overlays = machine.devices().virtio.overlays();
-    for (overlay, mut file) in overlays.map_err(failed(OVERLAY_FILE))?.iter().zip(files) {
-        // Its place is that of the backend's descriptor.
-        let mut overlay = &overlay.file;
-        let copied = overlay
-            .rewind()
-            .and_then(|()| io::copy(&mut overlay, &mut file));
-        copied.map_err(failed(OVERLAY_FILE))?;
+    for (overlay, file) in overlays.map_err(failed(OVERLAY_FILE))?.iter().zip(files) {
+        copy(&overlay.file, file).map_err(failed(OVERLAY_FILE))?;
     }
     Ok(())
 }

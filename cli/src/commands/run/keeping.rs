@@ -70,10 +70,10 @@ impl Keeping {
         let engine = vm.engine(view);
         // Each alone first, so that faults are shown in the user's own text and nothing else.
         for point in points {
-            let alone = request(format!("{}\n{{ }}", point.rule()));
+            let alone = ScriptRequest::of(format!("{}\n{{ }}", point.rule()), NAME);
             prepare(&vm.traceable(view), engine.tsc_hz(), &alone).map_err(Failure::refused)?;
         }
-        let started = Job::start_whole(vm, &engine, view, &request(script(points)));
+        let started = Job::start_whole(vm, &engine, view, &ScriptRequest::of(script(points), NAME));
         let (job, _) = started.map_err(Failure::refused)?;
         super::super::trace::tell_skipped(job.skipped());
         job.waiting().for_each(|pattern| say(waits(pattern)));
@@ -122,14 +122,6 @@ fn name_of(point: &Point) -> String {
     let parts = parts.filter(|part| !part.is_empty()).collect::<Vec<_>>();
     let name = parts.join("-");
     name.chars().take(LONGEST).collect()
-}
-
-fn request(text: String) -> ScriptRequest {
-    ScriptRequest {
-        text,
-        file: NAME.to_owned(),
-        ..ScriptRequest::default()
-    }
 }
 
 /// Starts to give the machine the input of its recording, and to tell how that ends. Returns `None`

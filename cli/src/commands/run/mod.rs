@@ -279,6 +279,8 @@ impl Plan<'_> {
         let replay = keeping::play(&vm)?;
         let result = self.watch(&vm, held, armed, files);
         if let Some(replay) = replay {
+            // A run that has failed ends here, and its replay with it.
+            vm.machine.stop();
             replay.join().map_err(|_| TracePanicked)?;
         }
         // The ports after the device: its readers ask there for the reason.

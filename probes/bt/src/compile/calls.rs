@@ -9,10 +9,9 @@ use std::sync::Arc;
 use probes::event::MAX_FRAMES;
 
 use super::types::{MemoryType, Type};
-use super::{RuleCompiler, shared_text, with};
+use super::{RuleCompiler, shared_text, text_of, with};
 use crate::ast::{Call, Expression, ExpressionKind, Function, Span};
 use crate::format::{Format, Takes};
-use crate::moments;
 use crate::names;
 use crate::program::{Emission, Known, NumberText, Operation};
 use crate::registers::{REGISTERS, Register};
@@ -68,21 +67,7 @@ impl RuleCompiler<'_, '_> {
                 self.number(arguments.first());
                 self.put(Operation::Exit);
             }
-            Function::Snapshot => {
-                if let Some(name) = self.snapshot_name(arguments.first()) {
-                    self.put(Operation::Keep(name));
-                }
-            }
-            Function::Rewind => {
-                if let Some(name) = self.snapshot_name(arguments.first()) {
-                    let ago = arguments.get(1);
-                    if ago.is_some() {
-                        self.number(ago);
-                    }
-                    let has_ago = ago.is_some();
-                    self.put(Operation::Rewind { name, has_ago });
-                }
-            }
+            Function::Snapshot | Function::Rewind => self.keep_moment(call),
             Function::Refused(why) => {
                 self.refuse_call(call, why);
             }
@@ -93,20 +78,6 @@ impl RuleCompiler<'_, '_> {
             _ => return false,
         }
         true
-    }
-
-    /// Returns the name that a call gives to a snapshot.
-    fn snapshot_name(&mut self, argument: Option<&Expression>) -> Option<Arc<str>> {
-        let text = text_of(argument).unwrap_or_default();
-        if moments::is_name(text) {
-            return Some(shared_text(text));
-        }
-        let span = argument.map(|argument| argument.span)?;
-        self.refuse(
-            span,
-            "the name of a snapshot is that of a file: 1 to 200 letters, digits and ._-+@:, not beginning with a dot",
-        );
-        None
     }
 
     fn refuse_call(&mut self, call: &Call, why: &str) -> Type {
@@ -618,13 +589,5 @@ impl RuleCompiler<'_, '_> {
             return self.refuse(of.span, "len() takes a map, a stack or text");
         }
         self.gives(Operation::Length, Type::Number)
-    }
-}
-
-/// Returns the text of a literal.
-fn text_of(of: Option<&Expression>) -> Option<&[u8]> {
-    match of.map(|of| &of.kind) {
-        Some(ExpressionKind::Text(text)) => Some(text),
-        _ => None,
     }
 }

@@ -14,6 +14,7 @@ mod fields;
 mod folding;
 mod layout;
 mod members;
+mod moments;
 pub(crate) mod places;
 mod statements;
 mod types;
@@ -28,7 +29,7 @@ use probes::event::EventKind;
 use probes::fields::Field;
 use probes::probe::{Argument, Probe, Signature, Target};
 
-use crate::ast::{Aggregation, Dialect, Rule, Script, Span};
+use crate::ast::{Aggregation, Dialect, Expression, ExpressionKind, Rule, Script, Span};
 use crate::diagnostic::Diagnostic;
 use crate::maps::{Capacity, MapDeclaration, MapKind};
 use crate::program::{Code, Emission, Operation};
@@ -527,6 +528,14 @@ fn with(span: Span, message: impl Into<String>, suggestions: Vec<String>) -> Dia
     Diagnostic {
         suggestions,
         ..Diagnostic::new(span, message)
+    }
+}
+
+/// Returns the text of a literal.
+fn text_of(of: Option<&Expression>) -> Option<&[u8]> {
+    match of.map(|of| &of.kind) {
+        Some(ExpressionKind::Text(text)) => Some(text),
+        _ => None,
     }
 }
 

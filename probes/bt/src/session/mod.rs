@@ -35,7 +35,7 @@ use crate::render::Output;
 use crate::run::{ProbeTexts, RuleOutcome, Shared, run};
 use crate::value::Value;
 use prepared::texts;
-pub use prepared::{Finder, Keeps, NotFound, Prepared, StartError};
+pub use prepared::{Finder, NotFound, Prepared, StartError};
 use to_come::{ToCome, codes_for};
 
 /// The program at a probe's hits: the rules of that probe, in the script's order.

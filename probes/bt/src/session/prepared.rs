@@ -20,7 +20,7 @@ use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
 use crate::context::Clock;
 use crate::diagnostic::Diagnostic;
 use crate::maps::Maps;
-use crate::moments::Moments;
+use crate::moments::{Keeps, Moments};
 use crate::program::Code;
 use crate::render::Output;
 use crate::run::{Faults, ProbeTexts, Shared};
@@ -47,15 +47,6 @@ pub trait Finder {
     }
 }
 
-/// The moments of the machine that a script keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keeps {
-    /// Set if it calls `snapshot()`.
-    pub hits: bool,
-    /// Set if it calls `rewind()`.
-    pub past: bool,
-}
-
 /// A script that can be started.
 pub struct Prepared {
     shared: Shared,
@@ -68,7 +59,7 @@ pub struct Prepared {
     /// The messages about probes that do not exist, of rules that have others.
     missing: Vec<String>,
     clock: Clock,
-    /// What is done to the session before its first probe.
+    /// The caller's settings of the session, made before its first probe is enabled.
     set_up: SetUp,
 }
 
@@ -270,30 +261,15 @@ impl Prepared {
         self.places.probes.iter().map(|wanted| &wanted.probe)
     }
 
-    /// Checks whether the script keeps moments of the machine, and whether by going back.
+    /// Returns the moments of the machine that the script keeps.
     #[must_use]
     pub fn keeps(&self) -> Keeps {
-        let Places {
-            begin,
-            end,
-            tasks,
-            probes,
-            to_come,
-            ..
-        } = &self.places;
-        let at_probes = probes.iter().flat_map(|wanted| &wanted.codes);
-        let at_probes = at_probes.chain(to_come.iter().map(|to_come| &to_come.code));
-        let elsewhere = begin.iter().chain(end).chain(tasks);
-        let codes = || {
-            at_probes
-                .clone()
-                .map(AsRef::as_ref)
-                .chain(elsewhere.clone())
-        };
-        Keeps {
-            hits: codes().any(Code::keeps_hits),
-            past: codes().any(Code::rewinds),
-        }
+        let places = &self.places;
+        let at_probes = places.probes.iter().flat_map(|wanted| &wanted.codes);
+        let to_come = places.to_come.iter().map(|to_come| &to_come.code);
+        let elsewhere = [&places.begin, &places.end, &places.tasks];
+        let shared = at_probes.chain(to_come).map(AsRef::as_ref);
+        Keeps::of(shared.chain(elsewhere.into_iter().flatten()))
     }
 
     /// Runs BEGIN and END and passes on their output, and the maps: all that a script without

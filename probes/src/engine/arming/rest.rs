@@ -15,7 +15,7 @@ use super::super::watchlist::Active;
 use super::{Armed, ArmedAt};
 use crate::probe::{Moment, Target};
 
-/// What a probe that rests needs to be armed again.
+/// The parts by which a suspended probe is armed again.
 #[derive(Debug, Default)]
 pub(crate) struct Resting {
     /// The code at its sites in modules' text, which the guest may free meanwhile.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use super::super::session::SessionShared;
 use super::super::watchlist::{Cause, Watched};
 use super::super::{Engine, Inner};
-use super::policy::{Change, Policy};
+use super::meter::Meter;
+use super::policy::{Change, Policy, Reading};
 use super::{Cost, Share};
 
 /// The longest time between two looks: a policy's window.
@@ -31,7 +32,7 @@ struct State {
     is_running: bool,
 }
 
-/// What a session costs, for those who list all.
+/// The cost of a session, as an entry of a list of all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionCost {
     /// The session's number among those of its engine, from 1.
@@ -157,23 +158,15 @@ impl Engine {
             return 1.0;
         };
         let readings: Vec<_> = list.readings(0).collect();
-        let meters = &session.shared.meters;
-        let changes = policy.step(
-            vmm::host_tsc(),
-            meters.iter().map(|meter| meter.ticks()),
+        let pause = step(
+            &mut policy,
+            &session.shared.meters,
             &readings,
+            |unit, rests| {
+                let unit = usize::try_from(unit).unwrap_or(usize::MAX);
+                list.set_resting(self, unit, Cause::Session, rests);
+            },
         );
-        let began = vmm::host_tsc();
-        for change in changes {
-            let (unit, rests) = of(change);
-            let unit = usize::try_from(unit).unwrap_or(usize::MAX);
-            list.set_resting(self, unit, Cause::Session, rests);
-        }
-        policy.charge(vmm::host_tsc().saturating_sub(began));
-        for (meter, limit) in meters.iter().zip(policy.limits()) {
-            meter.set_limit(limit);
-        }
-        let pause = policy.pause();
         list.budget = Some(policy);
         pause
     }
@@ -187,26 +180,14 @@ impl Engine {
             readings.extend(session.lock().readings(session.number << SESSION_SHIFT));
         }
         let meters = &self.0.path.meters;
-        let changes = policy.step(
-            vmm::host_tsc(),
-            meters.iter().map(|meter| meter.ticks()),
-            &readings,
-        );
-        let began = vmm::host_tsc();
-        for change in changes {
-            let (number, rests) = of(change);
+        let pause = step(&mut policy, meters, &readings, |number, rests| {
             let owner = number >> SESSION_SHIFT;
             let unit = usize::try_from(number & u64::from(u32::MAX)).unwrap_or(usize::MAX);
             if let Some(session) = sessions.iter().find(|session| session.number == owner) {
                 let mut list = session.lock();
                 list.set_resting(self, unit, Cause::Machine, rests);
             }
-        }
-        policy.charge(vmm::host_tsc().saturating_sub(began));
-        for (meter, limit) in meters.iter().zip(policy.limits()) {
-            meter.set_limit(limit);
-        }
-        let pause = policy.pause();
+        });
         let mut state = self.0.keeper.lock();
         // Another budget may have been set meanwhile.
         if state.share == Some(policy.share()) {
@@ -216,12 +197,27 @@ impl Engine {
     }
 }
 
-/// Returns a change's unit, and whether it is to rest.
-fn of(change: Change) -> (u64, bool) {
-    match change {
-        Change::Rest(unit) => (unit, true),
-        Change::Wake(unit) => (unit, false),
+/// Makes one step of a policy. `set_resting` is called with each unit that changes, and whether it
+/// is to rest. Returns the part of a window after which the next step is due.
+fn step(
+    policy: &mut Policy,
+    meters: &[Arc<Meter>],
+    readings: &[Reading],
+    mut set_resting: impl FnMut(u64, bool),
+) -> f64 {
+    let began = vmm::host_tsc();
+    let spent = meters.iter().map(|meter| meter.ticks());
+    for change in policy.step(began, spent, readings) {
+        match change {
+            Change::Rest(unit) => set_resting(unit, true),
+            Change::Wake(unit) => set_resting(unit, false),
+        }
     }
+    policy.charge(vmm::host_tsc().saturating_sub(began));
+    for (meter, limit) in meters.iter().zip(policy.limits()) {
+        meter.set_limit(limit);
+    }
+    policy.pause()
 }
 
 fn run(engine: &Weak<Inner>) {

@@ -61,7 +61,7 @@ pub(crate) fn meters(vcpus: usize) -> Box<[Arc<Meter>]> {
     (0..vcpus).map(|_| Arc::default()).collect()
 }
 
-/// What the probes of one session cost together that rest and watch together.
+/// The cost of one unit of a session: of its probes that rest and watch together.
 pub(crate) struct Account {
     pub(crate) session: Arc<SessionShared>,
     ticks: AtomicU64,
@@ -85,7 +85,7 @@ impl Account {
     }
 }
 
-/// What one vCPU's hits at one address are charged to.
+/// The accounts and meters that one vCPU's hits at one address are charged to.
 #[derive(Default)]
 pub(crate) struct Payers {
     /// The vCPU's meter of all sessions.

@@ -1,4 +1,4 @@
-//! What watching costs the guest, and budgets for it.
+//! The cost of tracing for the guest, and budgets for it.
 //!
 //! Each hit is metered: from the exit of its vCPU to the end of its work, by the host's time stamp
 //! counter. The time of a trap on this host at which nothing is done is added, for the exit and the
@@ -62,7 +62,7 @@ pub struct Unwatched {
 }
 
 impl HitPath {
-    /// Charges a hit of a vCPU that left the guest at `exited` to those who pay.
+    /// Charges a hit of a vCPU that left the guest at `exited` to its payers.
     #[inline(always)]
     pub(super) fn charge(&self, payers: &Payers, exited: u64, user: bool) {
         let exit = match user {

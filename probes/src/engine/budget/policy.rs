@@ -20,7 +20,7 @@ const MOST_DEBT: f64 = 20.0;
 /// The most steps in a window, but for those at a limit.
 pub(super) const STEPS_PER_WINDOW: u32 = 10;
 
-/// What the caller has read of a unit: probes that rest and watch together. A new unit has spent
+/// The caller's reading of a unit: of probes that rest and watch together. A new unit has spent
 /// nothing before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reading {
@@ -32,7 +32,7 @@ pub(crate) struct Reading {
     pub(crate) may_rest: bool,
 }
 
-/// What the caller is to do.
+/// A change that the caller is to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Take the unit's traps away.

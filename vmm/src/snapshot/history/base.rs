@@ -1,13 +1,13 @@
 //! The whole checkpoint that a history begins with: memory, and the overlays of disks.
 
 use std::fs::File;
-use std::io::{self, Seek};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::super::memory_file::{MemoryFile, Pages, Zeros, chunks};
-use super::super::save::{SaveError, failed};
+use super::super::save::{SaveError, copy, failed};
 use super::super::{MEMORY_FILE, OVERLAY_FILE};
 use crate::machine::Machine;
 use crate::memory::{GuestRam, PageSet};
@@ -110,13 +110,6 @@ impl Overlays {
     pub(super) fn bytes(&self) -> u64 {
         self.0.iter().map(|copied| room(&copied.file)).sum()
     }
-}
-
-/// Copies a whole file to an empty one. The places of both descriptors are at the end then.
-pub(super) fn copy(mut from: &File, mut to: &File) -> io::Result<()> {
-    from.rewind()?;
-    io::copy(&mut from, &mut to)?;
-    Ok(())
 }
 
 fn nameless(name: &str) -> io::Result<File> {

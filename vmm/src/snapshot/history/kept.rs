@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use super::super::save::{SaveError, Stage, finish, go_on};
+use super::super::save::{SaveError, Stage, check_overlays, finish, go_on};
 use super::super::{Files, MEMORY_FILE, SavedMachine, memory_file::Zeros};
 use super::base::Base;
 use super::{Checkpoint, CheckpointInfo};
@@ -20,8 +20,8 @@ const CHUNK: u64 = 1 << 20;
 /// A checkpoint that is kept as it is, whatever becomes of its history.
 pub struct Kept {
     base: Arc<Base>,
-    /// The checkpoints from the base to this one.
-    to: Vec<Arc<Checkpoint>>,
+    /// The checkpoints between the base and this one.
+    between: Vec<Arc<Checkpoint>>,
     newest: Arc<Checkpoint>,
     /// The guest's input since.
     recording: Option<Recording>,
@@ -45,7 +45,7 @@ impl Kept {
     ) -> Self {
         Self {
             base,
-            to: between,
+            between,
             newest,
             recording,
         }
@@ -82,10 +82,7 @@ impl Kept {
         files: Files,
         watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
     ) -> Result<(), SaveError> {
-        let (found, expected) = (files.overlays.len(), self.overlays());
-        if found != expected {
-            return Err(SaveError::Overlays { found, expected });
-        }
+        check_overlays(&files, self.overlays())?;
         let mut state: SavedMachine =
             postcard::from_bytes(&self.newest.state).map_err(SaveError::Encode)?;
         state.recording.clone_from(&self.recording);
@@ -119,7 +116,7 @@ impl Kept {
             done = start + length;
             go_on(watch(Stage::Writing { done, total }))?;
         }
-        for checkpoint in self.to.iter().chain([&self.newest]) {
+        for checkpoint in self.between.iter().chain([&self.newest]) {
             let written = checkpoint.pages.write(file, Zeros::Written);
             written.map_err(failed)?;
             go_on(watch(Stage::Writing { done: total, total }))?;

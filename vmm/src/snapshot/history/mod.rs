@@ -243,7 +243,8 @@ impl History {
                 return Err(error.into());
             }
         };
-        let number = self.newest().number + 1;
+        // The ring is never empty.
+        let number = self.ring.back().map_or(1, |newest| newest.info.number + 1);
         let info = CheckpointInfo {
             number,
             at: at.0,
@@ -389,18 +390,6 @@ impl History {
         let overlays: u64 = overlays.into_iter().map(|overlays| overlays.bytes()).sum();
         let later = self.ring.iter().skip(1);
         self.base.bytes() + overlays + later.map(|c| c.pages.bytes()).sum::<u64>()
-    }
-
-    fn newest(&self) -> CheckpointInfo {
-        // The ring is never empty.
-        let newest = self.ring.back().map(|newest| newest.info);
-        newest.unwrap_or(CheckpointInfo {
-            number: 0,
-            at: Instant::now(),
-            time: SystemTime::now(),
-            paused: Duration::ZERO,
-            bytes: 0,
-        })
     }
 
     /// Returns the checkpoints that there are, from the oldest on.
