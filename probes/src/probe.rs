@@ -7,6 +7,7 @@ use introspect::kernel::btf::Parameter;
 use introspect::kernel::page_cache::CachedFile;
 use introspect::user::static_probes::SiteArgument;
 use introspect::{Gpa, Gva};
+use vmm::machine::Watchpoint;
 
 use crate::event::EventKind;
 use crate::fields::{Field, RecordText};
@@ -135,6 +136,8 @@ pub enum Target {
         /// Whether it ticks on each vCPU, or on the first only.
         every_vcpu: bool,
     },
+    /// Accesses to memory.
+    Watchpoint(Watchpoint),
 }
 
 /// The places of a tracepoint in the kernel's text.
@@ -217,7 +220,7 @@ impl Target {
                 Moment::Return => EventKind::Return,
                 Moment::Point => EventKind::Point,
             },
-            Self::Tracepoint(_) | Self::Static(_) => EventKind::Point,
+            Self::Tracepoint(_) | Self::Static(_) | Self::Watchpoint(_) => EventKind::Point,
             Self::Timer { .. } => EventKind::Tick,
         }
     }

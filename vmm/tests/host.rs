@@ -24,6 +24,7 @@ fn the_record_is_what_this_kind_of_host_does() {
         assert_eq!(profile.breakpoint_kernel, Breakpoint::IgnoresResumeFlag);
         assert_eq!(profile.breakpoint_user, Breakpoint::Silent);
         assert_eq!((profile.step_kernel, profile.step_user), (true, false));
+        assert_eq!((profile.watch_kernel, profile.watch_user), (false, false));
         assert!(!profile.user_syscall && !profile.tsc_settable && profile.cpu_flag.is_none());
         // The cost of thousands of interpreted instructions, with a user exit dearer than a kernel
         // one.
@@ -42,6 +43,7 @@ fn the_record_is_what_this_kind_of_host_does() {
         );
         assert_eq!(profile.breakpoint_kernel, Breakpoint::Works);
         assert_eq!(profile.breakpoint_user, Breakpoint::Works);
+        assert!(profile.watch_kernel && profile.watch_user, "{profile:?}");
         assert!(profile.cpu_flag.is_some(), "{profile:?}");
     }
     // Every KVM with controllers in the kernel has had these for fifteen years.

@@ -123,6 +123,8 @@ fn rows(profile: &HostProfile) -> Vec<Row> {
             profile.breakpoint_kernel,
         ),
         breakpoint("hardware breakpoints in programs", profile.breakpoint_user),
+        watchpoint("watchpoints in the kernel", profile.watch_kernel),
+        watchpoint("watchpoints in programs", profile.watch_user),
         step("single-step in the kernel", profile.step_kernel),
         step("single-step in programs", profile.step_user),
         match profile.user_syscall {
@@ -302,6 +304,14 @@ fn breakpoint(what: &'static str, found: Breakpoint) -> Row {
             "the trapped instruction is executed for the guest instead",
         ),
         Breakpoint::Silent => ("never fire", "only int3 is used there"),
+    };
+    row(what, found, consequence)
+}
+
+fn watchpoint(what: &'static str, works: bool) -> Row {
+    let (found, consequence) = match works {
+        true => ("work", "nothing to do"),
+        false => ("never fire", "accesses to memory cannot be watched there"),
     };
     row(what, found, consequence)
 }

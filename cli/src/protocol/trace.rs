@@ -104,7 +104,7 @@ impl Request {
         let signature = probe.signature.as_ref();
         let known = signature.map(|signature| signature.arguments.len());
         let arguments = match &probe.target {
-            Target::Timer { .. } => 0,
+            Target::Timer { .. } | Target::Watchpoint(_) => 0,
             _ => registers.or(known).unwrap_or(MAX_ARGUMENTS),
         };
         let strings = signature.map_or(&[][..], |signature| &signature.arguments);

@@ -318,6 +318,7 @@ fn place(probe: &Probe) -> (u64, u64) {
             .map_or((0, 0), |site| (site.text.file.mapping.0, site.text.offset)),
         Target::Tracepoint(text) => (text.structure.0, 0),
         Target::SystemCall { number, .. } => (u64::from(*number), 0),
+        Target::Watchpoint(watchpoint) => (watchpoint.address().0, 0),
         Target::Timer { .. } => (0, 0),
     }
 }

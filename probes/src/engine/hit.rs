@@ -166,6 +166,8 @@ pub(crate) struct HitPath {
     pub(crate) return_plans: ShardedMap<ReturnPlan>,
     /// Timers, by their bit in a sample's mask.
     pub(crate) timers: ArcSwap<Vec<Option<Arc<Enabled>>>>,
+    /// The probes of watchpoints, by their number.
+    pub(crate) watchpoints: ArcSwap<Vec<Option<Arc<Enabled>>>>,
     pub(crate) tasks: Tasks,
     pub(crate) stacks: Stacks,
     /// Page tables that map the kernel.
@@ -366,11 +368,20 @@ impl HitPath {
     /// Handles a timer's tick on one vCPU, at any address.
     /// Returns its payers.
     pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>) -> Payers {
+        self.fire_numbered(&self.timers.load(), mask, hit)
+    }
+
+    /// Handles an access to watched memory, behind its instruction. Returns its payers.
+    pub(crate) fn watched(&self, number: u8, hit: &Hit<'_>) -> Payers {
+        self.fire_numbered(&self.watchpoints.load(), 1 << number, hit)
+    }
+
+    /// Fires the probes whose numbers are in a mask.
+    fn fire_numbered(&self, probes: &[Option<Arc<Enabled>>], mask: u64, hit: &Hit<'_>) -> Payers {
         let mut payers = Payers::new(self.meters.get(hit.vcpu));
-        let timers = self.timers.load();
-        for (bit, timer) in timers.iter().enumerate().take(u64::BITS as usize) {
+        for (bit, probe) in probes.iter().enumerate().take(u64::BITS as usize) {
             if mask >> bit & 1 == 1
-                && let Some(probe) = timer
+                && let Some(probe) = probe
             {
                 self.fire(hit, probe, &HitData::at(hit.address.0));
                 payers.add(hit.vcpu, &probe.account);

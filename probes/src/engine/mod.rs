@@ -206,6 +206,7 @@ impl Engine {
             plans: ShardedMap::counted_by(&changes),
             return_plans: ShardedMap::counted_by(&changes),
             timers: ArcSwap::default(),
+            watchpoints: ArcSwap::default(),
             tasks: Tasks::new(
                 view.tasks.as_ref().ok().copied(),
                 view.kernel.space,

@@ -9,6 +9,7 @@ use introspect::{CpuRegisters, Gva};
 use vmm::trap::{ArmError, SiteId, Trap, TrapKind};
 use vmm::{StoppedVcpu, TrapSink};
 
+use super::budget::meter::Payers;
 use super::current::{Base, Current};
 use super::hit::{Arm, Hit, HitPath};
 use super::seen::{At, HitPlan, Lists};
@@ -125,6 +126,24 @@ impl Sink {
         self.meet::<true>(trap, cpu);
     }
 
+    /// Handles a hit that belongs to no site.
+    fn meet_nowhere(
+        &self,
+        vcpu: usize,
+        cpu: &StoppedVcpu<'_>,
+        fire: impl FnOnce(&Hit<'_>) -> Payers,
+    ) {
+        if self.0.active.load(Ordering::Relaxed) {
+            let at = At {
+                site: 0,
+                address: cpu.general().rip,
+                user: cpu.in_user_mode(),
+            };
+            let payers = fire(&self.hit(vcpu, at, cpu, None));
+            self.0.charge(&payers, cpu.exited(), at.user);
+        }
+    }
+
     /// Handles a hit without the vCPU's lists, while another thread clears them.
     #[cold]
     #[inline(never)]
@@ -145,6 +164,9 @@ impl TrapSink for Sink {
         match trap.kind {
             TrapKind::Kernel => self.meet::<false>(trap, cpu),
             TrapKind::User => self.meet_user(trap, cpu),
+            TrapKind::Watchpoint(number) => {
+                self.meet_nowhere(trap.vcpu, cpu, |hit| self.0.watched(number, hit));
+            }
             TrapKind::Breakpoint(_) => {}
         }
     }
@@ -159,14 +181,6 @@ impl TrapSink for Sink {
     }
 
     fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedVcpu<'_>) {
-        if self.0.active.load(Ordering::Relaxed) {
-            let at = At {
-                site: 0,
-                address: cpu.general().rip,
-                user: cpu.in_user_mode(),
-            };
-            let payers = self.0.sample(mask, &self.hit(vcpu, at, cpu, None));
-            self.0.charge(&payers, cpu.exited(), at.user);
-        }
+        self.meet_nowhere(vcpu, cpu, |hit| self.0.sample(mask, hit));
     }
 }

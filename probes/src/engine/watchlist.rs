@@ -302,6 +302,9 @@ fn of_target(number: usize, target: &Target) -> Key {
         Target::Kernel { address, .. } => Key::Kernel(address.0),
         Target::User { text, .. } => Key::User(text.file.mapping.0, text.offset),
         Target::SystemCall { .. } => Key::SystemCalls,
-        Target::Static(_) | Target::Tracepoint(_) | Target::Timer { .. } => Key::Alone(number),
+        Target::Static(_)
+        | Target::Tracepoint(_)
+        | Target::Timer { .. }
+        | Target::Watchpoint(_) => Key::Alone(number),
     }
 }

@@ -8,7 +8,7 @@ use introspect::system::PausedSystem;
 use vmm::machine::Handle;
 
 use super::uprobe::{self, UserMatches};
-use super::{kernel_probes, module, tracepoint, usdt};
+use super::{kernel_probes, module, tracepoint, usdt, watchpoint};
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;
 use crate::probe::Probe;
@@ -79,6 +79,13 @@ pub fn find(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>,
         return find_user(guest, pattern);
     }
     let view = guest.view();
+    if watchpoint::is_meant(pattern) {
+        let found = watchpoint::find(view, pattern);
+        return match found {
+            Ok(probe) => Ok(vec![probe]),
+            Err(error) => Err(NotFound::from(error.to_string())),
+        };
+    }
     let mut matches = kernel_probes(view, pattern);
     if pattern.matches_provider(tracepoint::PROVIDER) && pattern.text.contains(':') {
         matches.probes.extend(find_tracepoints(guest, pattern)?);

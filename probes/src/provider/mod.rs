@@ -10,6 +10,7 @@ pub mod timer;
 pub mod tracepoint;
 pub mod uprobe;
 pub mod usdt;
+pub mod watchpoint;
 
 pub use dispatch::{NotFound, Traceable, find, find_tracepoints, find_user, inspect, may_come};
 

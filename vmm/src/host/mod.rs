@@ -18,9 +18,11 @@ use serde::{Deserialize, Serialize};
 pub use open::{OpenError, open};
 pub use probe::ProbeError;
 
+use crate::x86_64::watchpoint::{WatchError, Watchpoint};
+
 /// The format of the cache. Raised when a field is added or its meaning changes, so that old caches
 /// are discarded.
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 
 /// The way guest kernel mode runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +86,10 @@ pub struct HostProfile {
     pub breakpoint_kernel: Breakpoint,
     /// The effect of a hardware breakpoint on an instruction in guest user mode.
     pub breakpoint_user: Breakpoint,
+    /// Whether the guest kernel's accesses to watched memory are reported.
+    pub watch_kernel: bool,
+    /// Whether the accesses of guest user mode to watched memory are reported.
+    pub watch_user: bool,
     /// Whether single-step of guest kernel mode works.
     pub step_kernel: bool,
     /// Whether single-step of guest user mode works.
@@ -155,6 +161,21 @@ impl HostProfile {
         Ok(profile)
     }
 
+    /// Checks whether this host reports accesses in the half of the address space of a watchpoint.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn check_watchpoint(&self, watchpoint: &Watchpoint) -> Result<(), WatchError> {
+        let (is_reported, who) = match watchpoint.address().0 >> 63 {
+            0 => (self.watch_user, "programs"),
+            _ => (self.watch_kernel, "the kernel"),
+        };
+        match is_reported {
+            true => Ok(()),
+            false => Err(WatchError::Silent { who }),
+        }
+    }
+
     fn store(&self, cache: &Path) -> std::io::Result<()> {
         if let Some(folder) = cache.parent() {
             fs::create_dir_all(folder)?;
@@ -181,6 +202,8 @@ impl HostProfile {
             int3_user: Int3::DebugExit,
             breakpoint_kernel: Breakpoint::Works,
             breakpoint_user: Breakpoint::Works,
+            watch_kernel: true,
+            watch_user: true,
             step_kernel: true,
             step_user: true,
             user_syscall: true,
@@ -222,6 +245,8 @@ impl HostProfile {
             int3_user: Int3::GuestHandler,
             breakpoint_kernel: Breakpoint::IgnoresResumeFlag,
             breakpoint_user: Breakpoint::Silent,
+            watch_kernel: false,
+            watch_user: false,
             step_user: false,
             user_syscall: false,
             tsc_settable: false,

@@ -9,7 +9,7 @@ mod cost;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use introspect::{Gpa, PhysicalMemory};
+use introspect::{Gpa, Gva, PhysicalMemory};
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
     KVM_IRQCHIP_PIC_MASTER, kvm_guest_debug, kvm_irqchip, kvm_regs,
@@ -26,6 +26,7 @@ use crate::memory::{GuestRam, PAGE_SIZE, RamError};
 use crate::vm::{self, KvmError, NameCall};
 use crate::x86_64::INT3;
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
+use crate::x86_64::watchpoint::{Access, Watchpoint};
 use crate::x86_64::{msr, rflags};
 
 /// The size in bytes of the RAM of a probe's machine.
@@ -181,9 +182,11 @@ impl Bench {
             request.arch.debugreg[0] = address;
             request.arch.debugreg[7] = 0x400 | 2;
         }
-        self.fd
-            .set_guest_debug(&request)
-            .call("KVM_SET_GUEST_DEBUG")
+        self.request(&request)
+    }
+
+    fn request(&self, request: &kvm_guest_debug) -> Result<(), KvmError> {
+        self.fd.set_guest_debug(request).call("KVM_SET_GUEST_DEBUG")
     }
 
     /// Runs until an exit other than a device access. `exits` counts device accesses.
@@ -359,6 +362,36 @@ impl Stand {
     }
 }
 
+impl Stand {
+    /// Checks whether a push, the function's first instruction, is reported by a watchpoint on its
+    /// place in the stack.
+    fn watches(&self, kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
+        let mut bench = Bench::new(kvm, image, self.calls)?;
+        let address = bench.symbol(self.function)?;
+        bench.debug(0, Some(address))?;
+        if !bench.run(&mut 0).is_breakpoint_at(address) {
+            return Ok(false);
+        }
+        let stack = bench.fd.get_regs().call("KVM_GET_REGS")?.rsp;
+        let pushed = Gva(stack.wrapping_sub(8));
+        let Ok(watchpoint) = Watchpoint::new(pushed, 8, Access::Write) else {
+            return Ok(false);
+        };
+        let mut request = kvm_guest_debug {
+            control: KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP,
+            ..Default::default()
+        };
+        request.arch.debugreg[0] = pushed.0;
+        request.arch.debugreg[7] = 0x400 | watchpoint.control(0);
+        bench.request(&request)?;
+        let stop = bench.run(&mut 0);
+        Ok(matches!(
+            stop,
+            Stop::Debug { exception: VECTOR_DB, pc, dr6 } if dr6 & 1 == 1 && pc > address && pc < address + 16
+        ))
+    }
+}
+
 fn does_user_syscall_work(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let mut bench = Bench::new(kvm, image, "syscalls 1")?;
     Ok(bench.run(&mut 0) == Stop::Done && bench.counted(1))
@@ -486,6 +519,8 @@ pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError
         int3_user,
         breakpoint_kernel: what_breakpoints_do(kvm, image, KERNEL.calls, KERNEL.function)?,
         breakpoint_user: what_breakpoints_do(kvm, image, USER.calls, USER.function)?,
+        watch_kernel: KERNEL.watches(kvm, image)?,
+        watch_user: USER.watches(kvm, image)?,
         step_kernel: KERNEL.steps(kvm, image)?,
         step_user: USER.steps(kvm, image)?,
         user_syscall: does_user_syscall_work(kvm, image)?,

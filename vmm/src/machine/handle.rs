@@ -181,6 +181,8 @@ impl Handle {
         if !(1..=3).contains(&number) {
             return Err(MachineError::BreakpointNumber { asked: number });
         }
+        let watchpoints = &self.shared.watchpoints;
+        watchpoints.keep_for_breakpoint(number, address.is_some());
         let paused = self.pause();
         for vcpu in 0..self.vcpus() {
             let set = paused.on_vcpu(vcpu, move |v| {

@@ -15,6 +15,7 @@ mod panic;
 pub(crate) mod shared;
 pub(crate) mod virtio;
 mod watch;
+pub(crate) mod watchpoints;
 
 use std::fmt;
 use std::io;
@@ -48,6 +49,8 @@ use crate::boot::AcpiConfig;
 use crate::tape::Replay;
 use crate::trap::{ArmError, Purpose, SiteId};
 use shared::Shared;
+
+pub use crate::x86_64::watchpoint::{Access, WatchError, Watchpoint};
 
 /// The machine's devices, as its owner accesses them.
 pub(crate) struct Devices {

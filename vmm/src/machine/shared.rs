@@ -13,6 +13,7 @@ use iced_x86::Mnemonic;
 use kvm_ioctls::VmFd;
 
 use super::control::Control;
+use super::watchpoints::Watchpoints;
 use super::{PanicReport, PanicWitness, RunEnd};
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
@@ -41,6 +42,7 @@ pub(crate) struct Shared {
     /// The lock is held while user sites, or the watch on the guest's #BP entry, are added or
     /// removed.
     pub(crate) user_sites: Mutex<usize>,
+    pub(crate) watchpoints: Watchpoints,
     /// Held while the machine is saved.
     pub(crate) saving: Mutex<()>,
     /// Whether the log of dirty pages has an owner.
@@ -97,6 +99,7 @@ impl Shared {
                 .collect(),
             control: parts.control,
             user_sites: Mutex::default(),
+            watchpoints: Watchpoints::default(),
             saving: Mutex::default(),
             log_owned: AtomicBool::new(false),
             counters: Counters::default(),

@@ -32,6 +32,8 @@ pub enum TrapKind {
     User,
     /// The hardware breakpoint with this number.
     Breakpoint(u8),
+    /// The watchpoint with this number. The instruction before has made the access.
+    Watchpoint(u8),
 }
 
 /// One stop of one vCPU for the host.

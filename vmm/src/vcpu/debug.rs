@@ -1,4 +1,5 @@
-//! KVM_SET_GUEST_DEBUG: hardware breakpoints, single-step and int3 reporting of one vCPU.
+//! KVM_SET_GUEST_DEBUG: hardware breakpoints, watchpoints, single-step and int3 reporting of one
+//! vCPU.
 
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_SINGLESTEP,
@@ -7,11 +8,13 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 
 use crate::host::{HostProfile, Int3};
+use crate::machine::watchpoints::Registers;
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_DB};
+use crate::x86_64::watchpoint::NUMBER;
 
-/// The number of hardware breakpoints of an x86 CPU.
-pub(crate) const BREAKPOINTS: usize = 4;
+/// The bits of DR6 for the debug registers whose condition was met (B0 to B3).
+const DR6_MET: u64 = (1 << NUMBER) - 1;
 /// The breakpoint that watches the guest's page-fault entry if SYSCALL is repaired.
 pub(crate) const PAGE_FAULT_ENTRY: usize = 0;
 
@@ -19,7 +22,8 @@ pub(crate) const PAGE_FAULT_ENTRY: usize = 0;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GuestDebug {
     report_int3: bool,
-    breakpoints: [Option<u64>; BREAKPOINTS],
+    breakpoints: [Option<u64>; NUMBER],
+    watchpoints: Registers,
     /// The address of the instruction that is being stepped. A breakpoint on it is left out
     /// meanwhile, because a KVM may ignore RFLAGS.RF.
     step: Option<u64>,
@@ -31,7 +35,8 @@ impl GuestDebug {
     pub(crate) fn new(profile: &HostProfile) -> Self {
         Self {
             report_int3: profile.int3_kernel == Int3::DebugExit,
-            breakpoints: [None; BREAKPOINTS],
+            breakpoints: [None; NUMBER],
+            watchpoints: [None; NUMBER],
             step: None,
             no_block_irq: false,
         }
@@ -56,6 +61,25 @@ impl GuestDebug {
             *slot = address;
         }
         self.apply(fd)
+    }
+
+    /// Replaces all watchpoints.
+    pub(crate) fn set_watchpoints(
+        &mut self,
+        fd: &VcpuFd,
+        watchpoints: Registers,
+    ) -> Result<(), KvmError> {
+        self.watchpoints = watchpoints;
+        self.apply(fd)
+    }
+
+    /// Returns the mask of the watchpoints that a debug exception with this DR6 reports.
+    pub(crate) fn watchpoints_met(&self, dr6: u64) -> u8 {
+        let set = self.watchpoints.iter().zip(0u8..);
+        let mask = set.fold(0, |mask, (set, register)| {
+            mask | u8::from(set.is_some()) << register
+        });
+        mask & (dr6 & DR6_MET) as u8
     }
 
     /// Starts stepping the instruction at an address, or stops with `None`.
@@ -104,18 +128,21 @@ impl GuestDebug {
                 request.control |= KVM_GUESTDBG_BLOCKIRQ;
             }
         }
-        let wanted = |address: &Option<u64>| address.is_some() && *address != self.step;
-        if self.breakpoints.iter().any(wanted) {
+        let mut control = 0;
+        let registers = self.breakpoints.iter().zip(&self.watchpoints).enumerate();
+        for (number, (breakpoint, watchpoint)) in registers {
+            let breakpoint = breakpoint.filter(|address| Some(*address) != self.step);
+            let (address, bits) = match (breakpoint, watchpoint) {
+                (Some(address), _) => (address, 2 << (2 * number)), // global enable; execute, one byte
+                (None, Some(watchpoint)) => (watchpoint.address().0, watchpoint.control(number)),
+                (None, None) => continue,
+            };
+            request.arch.debugreg[number] = address;
+            control |= bits;
+        }
+        if control != 0 {
             request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
-            request.arch.debugreg[7] = 0x400; // always set in DR7
-            for (number, address) in self.breakpoints.iter().enumerate() {
-                if let Some(address) = address
-                    && Some(*address) != self.step
-                {
-                    request.arch.debugreg[number] = *address;
-                    request.arch.debugreg[7] |= 2 << (2 * number); // global enable; execute, one byte
-                }
-            }
+            request.arch.debugreg[7] = 0x400 | control; // that bit is always set in DR7
         }
         request
     }

@@ -16,6 +16,7 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 
 use super::system::Registers;
+use crate::machine::watchpoints::Watchpoints;
 use crate::memory::{GuestRam, PAGE_SIZE};
 use crate::x86_64::emulate::{
     ControlRegister, Environment, FxState, MemoryFault, Segment, StateError,
@@ -44,6 +45,9 @@ pub(super) struct VcpuEnvironment<'a> {
     pub(super) privilege: Option<u8>,
     /// The exact system registers, once fetched.
     pub(super) sregs: Option<kvm_sregs>,
+    pub(super) watchpoints: &'a Watchpoints,
+    /// The mask of the watchpoints that the instruction has met.
+    pub(super) watched: u8,
 }
 
 /// Returns the address space that `sregs` select.
@@ -85,6 +89,13 @@ impl VcpuEnvironment<'_> {
             return Err(fault);
         }
         Ok(translation.gpa)
+    }
+
+    /// Notes the watchpoints that an access meets.
+    fn note(&mut self, address: u64, length: usize, write: bool) {
+        if self.watchpoints.any() {
+            self.watched |= self.watchpoints.met(address, length, write);
+        }
     }
 
     /// Ends the interrupt shadow of STI, if there is one.
@@ -158,6 +169,7 @@ impl Environment for VcpuEnvironment<'_> {
             let piece = buf.get_mut(part).ok_or(fault)?;
             self.ram.read_physical(gpa, piece).map_err(|_| fault)?;
         }
+        self.note(address, buf.len(), false);
         Ok(())
     }
 
@@ -178,6 +190,7 @@ impl Environment for VcpuEnvironment<'_> {
             let piece = data.get(part).ok_or(fault)?;
             self.ram.write_physical(gpa, piece).map_err(|_| fault)?;
         }
+        self.note(address, data.len(), true);
         Ok(())
     }
 
@@ -201,6 +214,8 @@ impl Environment for VcpuEnvironment<'_> {
         let pointer = self.ram.host_address(gpa, length as u64).ok_or(fault)?;
         let exchanged = exchange(pointer, old, new).ok_or(fault)?;
         self.ram.wrote(pointer, length);
+        // The CPU writes the old value back if they differ.
+        self.note(address, length, true);
         Ok(exchanged)
     }
 

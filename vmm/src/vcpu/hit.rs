@@ -21,6 +21,7 @@ use crate::vcpu::StoppedVcpu;
 use crate::x86_64::debug_exception::VECTOR_BP;
 use crate::x86_64::emulate::{self, EmulateError, StateError};
 use crate::x86_64::rflags;
+use crate::x86_64::watchpoint::NUMBER;
 
 /// Returns the registers without RFLAGS.RF, which a CPU sets when it returns to an instruction that
 /// has faulted.
@@ -56,18 +57,23 @@ impl Vcpu {
             let usual = self.usual_int3(true);
             return self.on_reported_int3(usual, arch.pc);
         }
+        self.watched |= self.debug.watchpoints_met(arch.dr6);
         if is_step(arch) {
+            if self.debug.stepping().is_none() {
+                // The guest's own step, which KVM hands over while a debug register is in use.
+                debug::raise_step(&self.fd)?;
+            }
             return Ok(Flow::Stepped);
         }
         if self.debug.breakpoint(debug::PAGE_FAULT_ENTRY) == Some(arch.pc) {
             return self.on_page_fault_entry();
         }
-        for number in 0..debug::BREAKPOINTS {
+        for number in 0..NUMBER {
             if self.debug.breakpoint(number) == Some(arch.pc) {
                 return self.on_breakpoint(number, arch.pc);
             }
         }
-        // A stale breakpoint that was just removed.
+        // A watchpoint, or one or a breakpoint that was just removed.
         Ok(Flow::Run)
     }
 
@@ -327,10 +333,13 @@ impl Vcpu {
             ram: &self.machine.ram,
             privilege,
             sregs: sregs.copied(),
+            watchpoints: &self.machine.watchpoints,
+            watched: 0,
         };
         let was_open = regs.rflags & rflags::IF != 0;
         let is_stepped = regs.rflags & rflags::TF != 0;
         emulate::execute(instruction, regs, &mut environment)?;
+        self.watched |= environment.watched;
         if was_open && (behind_sti || regs.rflags & rflags::IF == 0) {
             environment.end_interrupt_shadow()?;
         }

@@ -5,7 +5,8 @@
 //!
 //! `run` is the loop around KVM_RUN. `quick` handles the usual hit. `hit` turns other exits into
 //! traps and gets past the displaced instruction, which `step` does where it cannot be emulated.
-//! `assisted` holds the code that only interpreting hosts need. `state` saves and restores.
+//! `watching` reports watchpoints. `assisted` holds the code that only interpreting hosts need.
+//! `state` saves and restores.
 //!
 //! Below them, `exit` and `system` read the data that KVM left in the shared page. `environment` is
 //! the emulator's view of the vCPU. `debug` requests breakpoints and steps. `kick` makes the thread
@@ -26,6 +27,7 @@ pub(crate) mod state;
 mod step;
 mod stopped;
 pub(crate) mod system;
+mod watching;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -74,6 +76,11 @@ pub(crate) struct Vcpu {
     again: Option<(Arc<Site>, kvm_regs)>,
     /// The address of a hardware breakpoint before which the sink has held the vCPU.
     breakpoint_held: Option<u64>,
+    /// The mask of the watchpoints that the last instruction has met. They are reported before the
+    /// next entry.
+    watched: u8,
+    /// The changes of the machine's watchpoints that this vCPU has taken over.
+    watchpoints: u64,
     /// The host's time stamp counter when KVM_RUN last returned for a trap or a sample.
     exited: u64,
     /// The machine's sink, cached. One load checks whether it is still the same.
@@ -110,6 +117,8 @@ impl Vcpu {
             syscalls_unwatched: false,
             again: None,
             breakpoint_held: None,
+            watched: 0,
+            watchpoints: 0,
             exited: 0,
             sink: Cache::new(machine.sink.clone()),
             caches: Caches::default(),

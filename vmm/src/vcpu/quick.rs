@@ -49,6 +49,8 @@ pub(crate) struct Surroundings<'m> {
     pub(crate) delivered: &'m AtomicU64,
     /// The vCPU's page walks.
     pub(crate) walks: &'m Walks,
+    /// Whether accesses to memory are watched.
+    pub(crate) watches: bool,
     /// The host's time stamp counter when the vCPU left the guest.
     pub(crate) exited: u64,
 }
@@ -76,6 +78,7 @@ impl<'m> Surroundings<'m> {
             sink,
             delivered: &shared.counters.traps,
             walks,
+            watches: shared.watchpoints.any(),
             exited,
         }
     }
@@ -146,6 +149,9 @@ impl<'m> Surroundings<'m> {
         match self.deliver(&trap, regs, system, USER) {
             Hold::No => {}
             hold => return Quick::Held(site.clone(), hold),
+        }
+        if self.watches {
+            return Quick::Delivered(site.clone());
         }
         let store = |address: u64, value: u64| self.store(site, system, address, value);
         match prepared.execute(regs, store) {

@@ -105,7 +105,13 @@ impl Vcpu {
             vcpu: self.index,
         };
         loop {
-            match self.enter() {
+            let entered = self.enter();
+            if self.watched != 0
+                && let Err(error) = self.report_watched()
+            {
+                control.end(error.into());
+            }
+            match entered {
                 Ok(Flow::Run | Flow::Stepped | Flow::Trapped) => continue,
                 Ok(Flow::Interrupted) => {}
                 Err(reason) => control.end(reason),
@@ -114,7 +120,8 @@ impl Vcpu {
                 break;
             }
             // After the kick was cleared: requests from now on kick again.
-            if let Err(error) = self.take_samples() {
+            let taken = self.take_watchpoints();
+            if let Err(error) = taken.and_then(|()| self.take_samples()) {
                 control.end(error.into());
             }
         }

@@ -6,6 +6,7 @@ pub mod exception_frame;
 pub mod msr;
 pub(crate) mod rflags;
 pub mod segments;
+pub mod watchpoint;
 
 /// The trap instruction.
 pub const INT3: u8 = 0xcc;

@@ -1,4 +1,4 @@
-//! Arms and disarms probes: sites and their plans, returns, timers.
+//! Arms and disarms probes: sites and their plans, returns, timers, watchpoints.
 //!
 //! One mutex orders all changes. Within a change, a site's plan is in place before its trap, and is
 //! removed only after the trap.
@@ -12,9 +12,11 @@ mod watches;
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use arc_swap::ArcSwap;
 use introspect::x86_64::paging;
 use introspect::{Gpa, Gva};
 use vmm::host::{HostProfile, Int3};
+use vmm::machine::WatchError;
 use vmm::trap::{ArmError, SiteId, Suspended};
 
 pub(crate) use rest::Resting;
@@ -71,6 +73,14 @@ pub enum EnableError {
         /// The probe.
         probe: String,
     },
+    /// The CPU cannot watch the memory.
+    #[error("{probe}: {source}")]
+    Watch {
+        /// The probe.
+        probe: String,
+        /// The reason.
+        source: WatchError,
+    },
     /// All timers are in use.
     #[error("{probe}: 64 timers tick already; disable one first")]
     Timers {
@@ -98,6 +108,8 @@ pub(crate) enum ArmedAt {
     Tracepoint(KernelSite),
     /// A timer on the host's clock.
     Timer { bit: usize },
+    /// A watchpoint of the machine.
+    Watchpoint { number: u8 },
 }
 
 /// A site in kernel text, with the address that events report.
@@ -224,6 +236,18 @@ impl Engine {
                 self.0.ticker.start(bit, *period, *every_vcpu, skipped);
                 ArmedAt::Timer { bit }
             }
+            Target::Watchpoint(watchpoint) => {
+                let machine = &self.0.machine;
+                let checked = machine.profile().check_watchpoint(watchpoint);
+                let number = checked.and_then(|()| machine.watch(*watchpoint));
+                let number = number.map_err(|source| EnableError::Watch {
+                    probe: named(),
+                    source,
+                })?;
+                let probes = &self.0.path.watchpoints;
+                set_numbered(probes, usize::from(number), Some(enabled.clone()));
+                ArmedAt::Watchpoint { number }
+            }
         };
         Ok(vec![place])
     }
@@ -278,7 +302,11 @@ impl Engine {
                 }
                 ArmedAt::Timer { bit } => {
                     self.0.ticker.stop(*bit);
-                    self.set_timer(*bit, None);
+                    set_numbered(&self.0.path.timers, *bit, None);
+                }
+                ArmedAt::Watchpoint { number } => {
+                    self.0.machine.unwatch(*number);
+                    set_numbered(&self.0.path.watchpoints, usize::from(*number), None);
                 }
             }
         }
@@ -457,19 +485,8 @@ impl Engine {
         let free =
             (0..u64::BITS as usize).find(|bit| !matches!(timers.get(*bit), Some(Some(_))))?;
         drop(timers);
-        self.set_timer(free, Some(enabled.clone()));
+        set_numbered(&self.0.path.timers, free, Some(enabled.clone()));
         Some(free)
-    }
-
-    fn set_timer(&self, bit: usize, timer: Option<Arc<Enabled>>) {
-        let mut timers = Vec::clone(&self.0.path.timers.load());
-        if timers.len() <= bit {
-            timers.resize(bit + 1, None);
-        }
-        if let Some(place) = timers.get_mut(bit) {
-            *place = timer;
-        }
-        self.0.path.timers.store(Arc::new(timers));
     }
 
     /// Returns the first instruction of a function that the kernel's own tracing does not write
@@ -494,6 +511,22 @@ fn own_use(profile: &HostProfile, name: &str) -> Option<&'static str> {
         }
         _ => None,
     }
+}
+
+/// Replaces the probe with a number in a list of the hit path.
+fn set_numbered(
+    list: &ArcSwap<Vec<Option<Arc<Enabled>>>>,
+    number: usize,
+    probe: Option<Arc<Enabled>>,
+) {
+    let mut probes = Vec::clone(&list.load());
+    if probes.len() <= number {
+        probes.resize(number + 1, None);
+    }
+    if let Some(place) = probes.get_mut(number) {
+        *place = probe;
+    }
+    list.store(Arc::new(probes));
 }
 
 #[cfg(test)]

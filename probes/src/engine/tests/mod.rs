@@ -205,6 +205,7 @@ impl Guest {
             plans: ShardedMap::counted_by(&changes),
             return_plans: ShardedMap::counted_by(&changes),
             timers: ArcSwap::default(),
+            watchpoints: ArcSwap::default(),
             tasks: Tasks::new(Some(LAYOUT), space, 0..0, &memory, &bases),
             stacks: Stacks::new(space),
             space,
