@@ -333,6 +333,7 @@ pub struct Stack {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 In gdb: target remote | exotrace gdb -p 22
+The kernel: target remote | exotrace gdb --kernel
 In lldb, with --listen /run/gdb.socket: process connect unix-connect:///run/gdb.socket
 
 The whole machine is paused while the debugger holds the process. Programs and libraries are read from the guest's memory. The guest is \
@@ -342,13 +343,21 @@ pub struct Gdb {
     #[command(flatten)]
     pub which: VmSelector,
     /// The process: its pid or its name
-    #[arg(short, long, value_name = "PID|NAME")]
-    pub process: ProcessName,
+    #[arg(
+        short,
+        long,
+        value_name = "PID|NAME",
+        required_unless_present = "kernel"
+    )]
+    pub process: Option<ProcessName>,
+    /// The kernel instead of a process: its tasks are threads
+    #[arg(long, conflicts_with = "process")]
+    pub kernel: bool,
     /// Wait for debuggers on this Unix socket, one after the other, instead of standard input and
     /// output
     #[arg(long, value_name = "SOCKET")]
     pub listen: Option<PathBuf>,
-    /// Let the debugger change registers and memory of the process
+    /// Let the debugger change registers and memory
     #[arg(long)]
     pub write: bool,
 }

@@ -23,8 +23,11 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
         if io::stdin().is_terminal() {
             return Err(Failure::new(format_args!(
                 "a debugger talks to this command, not a person: give it to gdb as \
-                 `target remote | exotrace gdb -p {}`, or use --listen",
-                args.process
+                 `target remote | exotrace gdb {}`, or use --listen",
+                match &args.process {
+                    Some(process) => format!("-p {process}"),
+                    None => "--kernel".to_owned(),
+                }
             )));
         }
         let stream = attach(&machine, &command)?;
@@ -65,7 +68,14 @@ impl Drop for Removed {
 fn attach(machine: &Running, command: &Command) -> Result<UnixStream, Failure> {
     let stream = connect(machine, command)?;
     match first_answer(machine, &stream)? {
-        Answer::Debugging { unseen, .. } => unseen.iter().for_each(say),
+        Answer::Debugging { pid, slide, unseen } => {
+            if pid.is_none() {
+                say(format_args!(
+                    "the kernel runs {slide:#x} bytes above its file; with a file that has types: symbol-file vmlinux -o {slide:#x}"
+                ));
+            }
+            unseen.iter().for_each(say);
+        }
         other => return Err(unexpected(machine, &other).into()),
     }
     Ok(stream)

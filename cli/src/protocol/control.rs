@@ -91,11 +91,12 @@ pub enum Command {
     /// Run a script until the client closes its side. Answered as a
     /// [stream](crate::server::script).
     Script(ScriptRequest),
-    /// Attach a debugger to a process. The connection speaks the GDB remote protocol behind the
-    /// [answer](Answer::Debugging).
+    /// Attach a debugger to a process, or to the kernel. The connection speaks the GDB remote
+    /// protocol behind the [answer](Answer::Debugging).
     Gdb {
-        /// The process.
-        process: ProcessName,
+        /// The process; the kernel without one.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        process: Option<ProcessName>,
         /// Whether the debugger may change registers and memory.
         #[serde(default)]
         write: bool,
@@ -149,8 +150,12 @@ pub enum Answer {
     },
     /// The answer to [`Command::Gdb`]: the machine is paused.
     Debugging {
-        /// The number of the process.
-        pid: i32,
+        /// The number of the process; none for the kernel.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        pid: Option<i32>,
+        /// The number of bytes that the kernel runs above the addresses in its file.
+        #[serde(default)]
+        slide: u64,
         /// A sentence for each event of the process that cannot be seen.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         unseen: Vec<String>,

@@ -157,7 +157,7 @@ impl server::Machine for Arc<Vm> {
             Command::Trace(request) => crate::server::trace::serve(self, &request, stream),
             Command::Script(request) => crate::server::script::serve(self, &request, stream),
             Command::Gdb { process, write } => {
-                crate::server::gdb::serve(self, &process, write, stream)
+                crate::server::gdb::serve(self, process.as_ref(), write, stream)
             }
             _ => Ok(()),
         };

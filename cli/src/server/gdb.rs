@@ -1,4 +1,5 @@
-//! A debugger of one process over the control socket: a line of JSON, then the GDB remote protocol.
+//! A debugger of one process, or of the kernel, over the control socket: a line of JSON, then the
+//! GDB remote protocol.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -23,13 +24,14 @@ impl From<DebugError> for RequestError {
     }
 }
 
-/// Attaches to a process and serves the client until either has gone. The guest runs on then.
+/// Attaches to a process, or to the kernel without one, and serves the client until either has
+/// gone. The guest runs on then.
 ///
 /// # Errors
 /// If the client has disconnected before it got an answer.
 pub fn serve(
     vm: &Arc<Vm>,
-    process: &ProcessName,
+    process: Option<&ProcessName>,
     write: bool,
     stream: UnixStream,
 ) -> io::Result<()> {
@@ -39,18 +41,24 @@ pub fn serve(
     };
     let engine = vm.engine(&view);
     let guest = vm.traceable(&view);
-    let attached = vm.inspection().pid(process).and_then(|pid| {
+    let pid = process.map(|process| vm.inspection().pid(process));
+    let attached = pid.transpose().and_then(|pid| {
         let attached = Attached::new(&guest, &engine, pid, write)?;
         Ok((pid, attached))
     });
     match attached {
         Err(error) => send(&stream, &Answer::Error(error)),
         Ok((pid, attached)) => {
-            let unseen = attached.unseen().to_vec();
-            send(&stream, &Answer::Debugging { pid, unseen })?;
+            let of = pid.map_or_else(|| "the kernel".to_owned(), |pid| format!("process {pid}"));
+            let answer = Answer::Debugging {
+                pid,
+                slide: view.kernel.symbols.slide(),
+                unseen: attached.unseen().to_vec(),
+            };
+            send(&stream, &answer)?;
             match attached.serve(stream) {
-                Ok(end) => log::debug!("the debugger of process {pid} has ended: {end:?}"),
-                Err(error) => log::warn!("the debugger of process {pid}: {error}"),
+                Ok(end) => log::debug!("the debugger of {of} has ended: {end:?}"),
+                Err(error) => log::warn!("the debugger of {of}: {error}"),
             }
             Ok(())
         }

@@ -145,6 +145,46 @@ impl KernelUnwinder {
         walk.finish(end)
     }
 
+    /// Reads the registers with which a task that does not run goes on in the scheduler: RIP, RSP,
+    /// RBP, RBX and R12 to R15. Others are 0: their values are lost.
+    ///
+    /// # Errors
+    /// If they are not in memory.
+    pub fn saved_registers(
+        &self,
+        view: MemoryView<'_>,
+        task: Gva,
+    ) -> Result<GeneralRegisters, End> {
+        let layout = self.layout.inactive;
+        let sp = self.layout.saved_sp(view, task)?;
+        if !self.is_on_stack(view, task, sp.wrapping_add(layout.size)) {
+            return Err(End::OffStack { pointer: Gva(sp) });
+        }
+        let word = |offset: u64| End::word(view, sp.wrapping_add(offset));
+        let [rbx, r12, r13, r14, r15] = layout.others;
+        Ok(GeneralRegisters {
+            rip: word(layout.return_address)?,
+            rsp: sp.wrapping_add(layout.size),
+            rbp: word(layout.bp)?,
+            rbx: word(rbx)?,
+            r12: word(r12)?,
+            r13: word(r13)?,
+            r14: word(r14)?,
+            r15: word(r15)?,
+            ..GeneralRegisters::default()
+        })
+    }
+
+    /// Returns the unwind information of the kernel and of each module, if they have any.
+    pub fn tables(&self) -> impl Iterator<Item = OrcTable> {
+        let own = match self.method {
+            Method::Orc(table) => Some(table),
+            Method::FramePointers | Method::None => None,
+        };
+        let modules = self.code.modules.iter().filter_map(|module| module.orc);
+        own.into_iter().chain(modules)
+    }
+
     /// Reads the registers with which a task entered the kernel, from the end of its stack. They
     /// are the process's while it is in a system call, or was interrupted or switched away from.
     /// Returns `None` for a kernel thread, and for a thread of a process that never leaves the

@@ -49,6 +49,9 @@ pub enum OrcError {
         /// The link address of the array of addresses.
         ips: Gva,
     },
+    /// The table of a running kernel cannot be read.
+    #[error("the kernel's unwind information cannot be read: {0}")]
+    NotInMemory(ReadVirtualError),
     /// A module's description cannot be read.
     #[error(transparent)]
     Module(#[from] StructureError),
@@ -122,6 +125,37 @@ impl OrcTable {
     #[must_use]
     pub fn format(&self) -> OrcFormat {
         self.format
+    }
+
+    /// Returns the number of records.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.place.count
+    }
+
+    /// Checks whether there are no records.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.place.count == 0
+    }
+
+    /// Copies the whole table.
+    ///
+    /// # Errors
+    /// If the table is not in memory.
+    pub fn copy(&self, view: MemoryView<'_>) -> Result<OrcCopy, OrcError> {
+        let Place {
+            ips,
+            entries,
+            count,
+        } = self.place;
+        let bytes = |at: u64, size: u64| {
+            let length = usize::try_from(count * size).unwrap_or(usize::MAX);
+            view.bytes(Gva(at), length).map_err(OrcError::NotInMemory)
+        };
+        let addresses = bytes(ips, DISTANCE)?;
+        let records = bytes(entries, ENTRY_SIZE as u64)?;
+        OrcCopy::from_bytes(ips, &addresses, &records, self.format)
     }
 
     /// Finds the record for the instruction at `ip`: the last one that starts at or before it.
@@ -269,6 +303,12 @@ impl OrcCopy {
             entries,
             format,
         })
+    }
+
+    /// Returns the format of the records.
+    #[must_use]
+    pub fn format(&self) -> OrcFormat {
+        self.format
     }
 
     /// Finds the record for the instruction at the link address `ip`; see [`OrcTable::find`].

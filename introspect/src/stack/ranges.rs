@@ -71,6 +71,8 @@ pub(super) struct StackLayout {
 /// The offsets in `struct inactive_task_frame`, and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InactiveFrame {
+    /// Those of RBX and R12 to R15.
+    pub(super) others: [u64; 5],
     pub(super) bp: u64,
     pub(super) return_address: u64,
     pub(super) size: u64,
@@ -114,6 +116,13 @@ impl StackLayout {
             stack_size: size.filter(|size| *size > 0).unwrap_or(DEFAULT_STACK),
             padding: symbols.address_of(FRED_ENTRY).map_or(0, |_| FRED_PADDING),
             inactive: InactiveFrame {
+                others: [
+                    inactive("bx", 32),
+                    inactive("r12", 24),
+                    inactive("r13", 16),
+                    inactive("r14", 8),
+                    inactive("r15", 0),
+                ],
                 bp: inactive("bp", 40),
                 return_address: inactive("ret_addr", 48),
                 size: btf.size_of("inactive_task_frame").unwrap_or(56),

@@ -81,6 +81,12 @@ impl PausedSystem<'_> {
         self.cpus.iter().position(|one| std::ptr::eq(one, cpu))
     }
 
+    /// Returns all CPUs, by number.
+    #[must_use]
+    pub fn cpus(&self) -> &[CpuState] {
+        self.cpus
+    }
+
     /// Makes a walker of the kernel's stacks that knows these [`modules`](Self::modules), which are
     /// those loaded now.
     ///

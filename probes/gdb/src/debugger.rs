@@ -1,5 +1,5 @@
-//! The debugger's state: the traps of a process, the hold of the machine, and which hits are
-//! reported.
+//! The debugger's state: the traps of a process or the kernel, the hold of the machine, and which
+//! hits are reported.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -15,10 +15,12 @@ use vmm::machine::Paused;
 use crate::breakpoints::Breakpoints;
 use crate::events::{self, Ending};
 use crate::files::Files;
-use crate::process::{DebugError, Process};
-use crate::registers::UserRegisters;
+use crate::kernel::Kernel;
+use crate::process::Process;
+use crate::registers::ThreadRegisters;
 use crate::step::{callers, successors};
 use crate::stops::{Cause, Stop, Stops};
+use crate::subject::{DebugError, Subject};
 
 /// The length of the longest instruction in bytes.
 const LONGEST_INSTRUCTION: usize = 15;
@@ -28,9 +30,9 @@ pub(crate) fn id(thread: i32) -> Option<Tid> {
     usize::try_from(thread).ok().and_then(NonZeroUsize::new)
 }
 
-/// A debugger of one process.
+/// A debugger of one process, or of the kernel.
 pub(crate) struct Debugger<'g> {
-    pub(crate) process: Process<'g>,
+    pub(crate) subject: Box<dyn Subject + 'g>,
     pub(crate) breakpoints: Breakpoints,
     pub(crate) files: Files,
     stops: Arc<Stops>,
@@ -53,23 +55,33 @@ pub(crate) struct Debugger<'g> {
 }
 
 impl<'g> Debugger<'g> {
-    /// Pauses the guest and attaches to a process of it.
+    /// Pauses the guest and attaches to a process of it, or to its kernel without one.
     ///
     /// # Errors
     /// If there is no such process, or the guest cannot be stopped at its events.
     pub(crate) fn attach(
         guest: &'g dyn Traceable,
         engine: &Engine,
-        pid: i32,
+        pid: Option<i32>,
         may_write: bool,
     ) -> Result<Self, DebugError> {
         let hold = guest.machine().pause();
-        let process = Process::new(guest, pid)?;
         let stops = Arc::<Stops>::default();
-        let mut breakpoints = Breakpoints::new(engine, pid, stops.clone())?;
-        let unseen = events::watch(&process, &mut breakpoints)?;
+        let mut breakpoints = Breakpoints::new(engine, stops.clone())?;
+        let (subject, unseen): (Box<dyn Subject + 'g>, _) = match pid {
+            Some(pid) => {
+                let process = Process::new(guest, pid)?;
+                let unseen = events::watch(&process, &mut breakpoints)?;
+                (Box::new(process), unseen)
+            }
+            None => {
+                let kernel = Kernel::new(guest);
+                let unseen = events::watch_kernel(&kernel, &mut breakpoints)?;
+                (Box::new(kernel), unseen)
+            }
+        };
         Ok(Self {
-            process,
+            subject,
             breakpoints,
             files: Files::default(),
             stops,
@@ -87,8 +99,8 @@ impl<'g> Debugger<'g> {
     ///
     /// # Errors
     /// If the process cannot be read.
-    pub(crate) fn registers(&self, thread: i32) -> Result<UserRegisters, DebugError> {
-        let mut registers = self.process.registers(thread)?;
+    pub(crate) fn registers(&self, thread: i32) -> Result<ThreadRegisters, DebugError> {
+        let mut registers = self.subject.registers(thread)?;
         if let (Some(saved), Some((returned, result))) = (&mut registers.saved, self.returned)
             && returned == thread
         {
@@ -131,36 +143,38 @@ impl<'g> Debugger<'g> {
         let alone = self.step.filter(|_| self.alone);
         if alone.is_none() {
             self.breakpoints.settle();
+            self.breakpoints.end_other_steps(self.step);
         }
         self.stops.let_alone(alone);
-        self.process.goes_on();
+        self.subject.goes_on();
         self.hold = None;
     }
 
     /// Arms the ends of a step.
     fn begin_step(&mut self, thread: i32) -> Result<(), DebugError> {
-        let registers = self.process.registers(thread)?;
+        self.breakpoints.end_step(thread);
+        let registers = self.subject.registers(thread)?;
         let Some(saved) = registers.saved else {
             return Ok(());
         };
         let general = saved.general;
         let mut code = [0; LONGEST_INSTRUCTION];
-        let read = self.process.read(general.rip, &mut code)?;
+        let read = self.subject.read(thread, general.rip, &mut code)?;
         let code = code.get(..read).unwrap_or_default();
         let ends = successors(code, &general, registers.fs_base, &|address| {
-            self.word(address)
+            self.word(thread, address)
         });
-        if !self.breakpoints.step_to(&self.process, thread, &ends)? {
+        if !self.breakpoints.step_to(&*self.subject, thread, &ends)? {
             // Code that is in no file, such as the vdso: it is left before the step ends.
-            let callers = callers(code, &general, &|address| self.word(address));
-            self.breakpoints.step_to(&self.process, thread, &callers)?;
+            let callers = callers(code, &general, &|address| self.word(thread, address));
+            self.breakpoints.step_to(&*self.subject, thread, &callers)?;
         }
         Ok(())
     }
 
-    fn word(&self, address: u64) -> Option<u64> {
+    fn word(&self, thread: i32, address: u64) -> Option<u64> {
         let mut word = [0; 8];
-        let read = self.process.read(address, &mut word).ok()?;
+        let read = self.subject.read(thread, address, &mut word).ok()?;
         (read == word.len()).then(|| u64::from_le_bytes(word))
     }
 
@@ -171,6 +185,7 @@ impl<'g> Debugger<'g> {
                 continue;
             };
             let returned = stop.returned;
+            self.breakpoints.end_step(stop.thread);
             self.pause(stop.hold);
             self.returned = returned.map(|result| (stop.thread, result));
             return Some(reason);
@@ -178,14 +193,12 @@ impl<'g> Debugger<'g> {
         None
     }
 
-    /// Pauses the machine, if a hit has not done so, and forgets the step in progress.
+    /// Pauses the machine, if a hit has not done so, and forgets how the client wanted to go on.
     fn pause(&mut self, hold: Option<Paused>) {
-        let hold = hold.unwrap_or_else(|| self.process.guest().machine().pause());
+        let hold = hold.unwrap_or_else(|| self.subject.guest().machine().pause());
         self.hold = Some(hold);
         self.stops.let_alone(None);
-        self.breakpoints.end_step();
-        self.step = None;
-        self.alone = false;
+        self.clear_actions();
         self.returned = None;
     }
 
@@ -197,6 +210,11 @@ impl<'g> Debugger<'g> {
                 let is_wanted = self.breakpoints.is_wanted(stop.address);
                 is_wanted.then_some(MultiThreadStopReason::SwBreak(tid))
             }
+            Cause::Watch { address, kind } => {
+                let is_wanted = self.breakpoints.wants_access(address, kind);
+                let addr = address;
+                is_wanted.then_some(MultiThreadStopReason::Watch { tid, kind, addr })
+            }
             Cause::Step => {
                 let signal = Signal::SIGTRAP;
                 let ended = self.step == Some(stop.thread);
@@ -206,13 +224,17 @@ impl<'g> Debugger<'g> {
                 let signal = events::signal(stop.argument);
                 Some(MultiThreadStopReason::SignalWithThread { tid, signal })
             }
+            Cause::Panic => {
+                let signal = Signal::SIGABRT;
+                Some(MultiThreadStopReason::SignalWithThread { tid, signal })
+            }
             Cause::Exit => {
                 self.exiting.insert(stop.thread);
                 if self.step == Some(stop.thread) {
                     // It has no next instruction for which the others would wait.
                     self.stops.let_alone(None);
                 }
-                let threads = self.process.threads().unwrap_or_default();
+                let threads = self.subject.threads().unwrap_or_default();
                 let is_last = threads
                     .iter()
                     .all(|thread| thread.is_exiting || self.exiting.contains(&thread.number));
@@ -239,7 +261,8 @@ impl<'g> Debugger<'g> {
     /// Stops the process at the client's request. Returns the report.
     pub(crate) fn interrupt(&mut self) -> MultiThreadStopReason<u64> {
         self.pause(None);
-        let threads = self.process.threads().unwrap_or_default();
+        self.breakpoints.end_other_steps(None);
+        let threads = self.subject.threads().unwrap_or_default();
         let running = threads.iter().find(|thread| thread.is_running);
         let thread = running.or(threads.first());
         let signal = Signal::SIGINT;

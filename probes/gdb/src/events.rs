@@ -1,16 +1,18 @@
-//! Signals and exits of the process, seen where the kernel delivers and begins them.
+//! Signals and exits of the process, seen where the kernel delivers and begins them; and panics of
+//! the kernel.
 //!
 //! A kernel without the tracepoint of signals shows those of faults alone: it runs a process
 //! through all others without a stop.
 
 use gdbstub::common::Signal;
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use probes::name::ProbePattern;
 use probes::probe::Probe;
 use probes::provider;
 
 use crate::breakpoints::Breakpoints;
-use crate::process::{DebugError, Process};
 use crate::stops::Cause;
+use crate::subject::{DebugError, Subject};
 
 /// The tracepoint of get_signal(), where a signal is taken from those that wait.
 const DELIVERED: &str = "tracepoint:signal:signal_deliver";
@@ -18,6 +20,10 @@ const DELIVERED: &str = "tracepoint:signal:signal_deliver";
 const FAULTED: &str = "kprobe:force_sig_info_to_task:entry";
 /// The function by which a thread ends.
 const EXITS: &str = "kprobe:do_exit:entry";
+/// The function by which the kernel gives up.
+const PANICS: &str = "panic";
+/// The bytes of its first instructions.
+const PANIC_CODE: usize = 64;
 /// GDB's numbers of Linux's signals 1 to 31 (include/gdb/signals.def of GDB).
 const SIGNALS: [u8; 31] = [
     1, 2, 3, 4, 5, 6, 10, 8, 9, 30, 11, 31, 13, 14, 15, 143, 20, 19, 17, 18, 21, 22, 16, 24, 25,
@@ -35,14 +41,14 @@ const REAL_TIME: [(u64, u8); 3] = [(64, 78), (33, 45), (32, 77)];
 /// # Errors
 /// If a trap cannot be armed.
 pub(crate) fn watch(
-    process: &Process<'_>,
+    subject: &dyn Subject,
     breakpoints: &mut Breakpoints,
 ) -> Result<Vec<String>, DebugError> {
     let mut unseen = Vec::new();
     let mut hold = |place, cause| -> Result<bool, DebugError> {
-        let probes = find(process, place);
+        let probes = find(subject, place);
         for probe in &probes {
-            breakpoints.hold_at(probe, None, cause)?;
+            breakpoints.hold_at(subject, probe, None, cause)?;
         }
         Ok(!probes.is_empty())
     };
@@ -58,10 +64,40 @@ pub(crate) fn watch(
     Ok(unseen.into_iter().map(str::to_owned).collect())
 }
 
+/// Stops the kernel where it gives up. Returns one sentence if that cannot be seen.
+///
+/// The machine's own trap is at one of the first instructions of the function, so that of the
+/// debugger is at the first other one.
+pub(crate) fn watch_kernel(
+    subject: &dyn Subject,
+    breakpoints: &mut Breakpoints,
+) -> Result<Vec<String>, DebugError> {
+    let start = subject.guest().view().kernel.symbols.address_of(PANICS);
+    let mut code = [0; PANIC_CODE];
+    let read = match start {
+        Some(start) => subject.read(0, start, &mut code)?,
+        None => 0,
+    };
+    let code = code.get(..read).unwrap_or_default();
+    let decoder = Decoder::with_ip(64, code, start.unwrap_or_default(), DecoderOptions::NONE);
+    let straight = decoder
+        .into_iter()
+        .take_while(|instruction| instruction.flow_control() == FlowControl::Next);
+    for instruction in straight {
+        let probe = subject.probe_at(instruction.ip())?;
+        let held = probe.map(|probe| breakpoints.hold_at(subject, &probe, None, Cause::Panic));
+        if let Some(Ok(_)) = held {
+            return Ok(Vec::new());
+        }
+    }
+    let unseen = "a panic does not stop the kernel: it has no function panic() that can be trapped";
+    Ok(vec![unseen.to_owned()])
+}
+
 /// Returns the probes of a place in the kernel, or none.
-fn find(process: &Process<'_>, place: &str) -> Vec<Probe> {
+fn find(subject: &dyn Subject, place: &str) -> Vec<Probe> {
     let pattern = ProbePattern::parse(place).ok();
-    let probes = pattern.map(|pattern| provider::find(process.guest(), &pattern));
+    let probes = pattern.map(|pattern| provider::find(subject.guest(), &pattern));
     probes.and_then(Result::ok).unwrap_or_default()
 }
 

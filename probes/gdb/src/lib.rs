@@ -1,5 +1,6 @@
-//! Serves the GDB remote protocol (GDB manual, appendix E) for one process of a running guest, from
-//! outside: no agent in the guest, and nothing of its process table shows a debugger.
+//! Serves the GDB remote protocol (GDB manual, appendix E) for one process of a running guest, or
+//! for its kernel, from outside: no agent in the guest, and nothing of its process table shows a
+//! debugger.
 //!
 //! The whole machine is paused while the debugger holds the process. Registers of threads that
 //! do not run come from where the kernel keeps them, and memory through the process's page tables.
@@ -12,9 +13,12 @@
 //! | `serve` | takes bytes of the client and stops of the guest, one at a time |
 //! | `target` | answers the protocol's requests, by `gdbstub` |
 //! | `debugger` | the state: the hold of the machine, steps, and which hits are reported |
+//! | `subject` | the questions about a process or the kernel |
 //! | `process` | reads the process: threads, registers, memory, mappings, files |
+//! | `kernel` | reads the kernel: tasks, memory, a file of its symbols |
+//! | `looks` | looks at the paused guest |
 //! | `registers` | the registers in the protocol's order |
-//! | `breakpoints` | arms and disarms traps through the engine's sessions |
+//! | `breakpoints` | arms and disarms traps and watchpoints through the engine's sessions |
 //! | `stops` | the hits that wait to be reported, each with its hold of the machine |
 //! | `step` | the instructions that may follow one |
 //! | `events` | signals and exits of the process |
@@ -24,12 +28,15 @@ mod breakpoints;
 mod debugger;
 mod events;
 mod files;
+mod kernel;
+mod looks;
 mod process;
 mod registers;
 mod serve;
 mod step;
 mod stops;
+mod subject;
 mod target;
 
-pub use process::DebugError;
 pub use serve::{Attached, End, ServeError};
+pub use subject::DebugError;

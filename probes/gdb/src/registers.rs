@@ -10,6 +10,9 @@ const CORE: usize = 24;
 /// The numbers and sizes in bytes of the registers of floating point and vectors: of x87, its
 /// control registers, XMM, MXCSR.
 const FLOATING: [(usize, usize); 4] = [(8, 10), (8, 4), (16, 16), (1, 4)];
+/// The numbers in GDB's order of the registers that a function keeps for its caller: RBX, RBP, RSP,
+/// R12 to R15 (System V ABI for x86-64, 3.2.1), and RIP.
+const CALLERS: [usize; 8] = [1, 6, 7, 12, 13, 14, 15, 16];
 /// The selectors of user mode's data (`__USER_DS`, arch/x86/include/asm/segment.h).
 const USER_DS: u64 = 0x2b;
 
@@ -19,7 +22,7 @@ pub(crate) enum Linux64 {}
 
 impl Arch for Linux64 {
     type Usize = u64;
-    type Registers = UserRegisters;
+    type Registers = ThreadRegisters;
     type BreakpointKind = usize;
     type RegId = ();
 
@@ -30,14 +33,17 @@ impl Arch for Linux64 {
 
 /// The registers of a thread of a program. A register that is not known is sent as unavailable.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct UserRegisters {
+pub(crate) struct ThreadRegisters {
     pub(crate) saved: Option<SavedRegisters>,
+    /// Whether only those are known that a function keeps for its caller: RBX, RBP, RSP, R12 to
+    /// R15, and RIP.
+    pub(crate) is_callers: bool,
     pub(crate) fs_base: Option<u64>,
     /// Floating point and vectors, as FXSAVE stores them.
     pub(crate) floating: Option<[u8; FXSAVE]>,
 }
 
-impl UserRegisters {
+impl ThreadRegisters {
     /// Returns the general registers in GDB's order, RIP last.
     fn general(r: &mut GeneralRegisters) -> [&mut u64; 17] {
         [
@@ -63,7 +69,12 @@ impl UserRegisters {
             0,
             0,
         ];
-        let words = Self::general(&mut saved.general).map(|word| (Some(*word), 8));
+        let is_known = |number: usize| !self.is_callers || CALLERS.contains(&number);
+        let mut numbers = 0..;
+        let words = Self::general(&mut saved.general).map(|word| {
+            let known = numbers.next().is_some_and(is_known);
+            (known.then_some(*word), 8)
+        });
         let values = words
             .into_iter()
             .chain(segments.map(|value| (Some(value), 4)));
@@ -74,7 +85,7 @@ impl UserRegisters {
     }
 }
 
-impl Registers for UserRegisters {
+impl Registers for ThreadRegisters {
     type ProgramCounter = u64;
 
     fn pc(&self) -> u64 {
@@ -229,10 +240,10 @@ mod tests {
             cs: 0x33,
             orig_rax: 39,
         };
-        let registers = UserRegisters {
+        let registers = ThreadRegisters {
             saved: Some(saved),
             fs_base: Some(0x7f00_0000_1000),
-            floating: None,
+            ..ThreadRegisters::default()
         };
         let mut bytes = Vec::new();
         registers.gdb_serialize(|byte| bytes.push(byte));

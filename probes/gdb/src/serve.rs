@@ -16,7 +16,7 @@ use probes::engine::{Engine, Waiter, WatchedStream, Woken};
 use probes::provider::Traceable;
 
 use crate::debugger::Debugger;
-use crate::process::DebugError;
+use crate::subject::DebugError;
 
 /// The time that a client has to take an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,8 +71,8 @@ impl Connection for Client {
 
 type Session<'a, 'g> = GdbStubStateMachine<'a, Debugger<'g>, Client>;
 
-/// A debugger that is attached to a process. The machine is paused until its client resumes it.
-/// Dropping it lets the guest run on as before.
+/// A debugger that is attached to a process or the kernel. The machine is paused until its client
+/// resumes it. Dropping it lets the guest run on as before.
 pub struct Attached<'g>(Debugger<'g>);
 
 impl fmt::Debug for Attached<'_> {
@@ -82,15 +82,15 @@ impl fmt::Debug for Attached<'_> {
 }
 
 impl<'g> Attached<'g> {
-    /// Pauses the guest and attaches to the process with this number. The client may change
-    /// registers and memory if it `may_write`.
+    /// Pauses the guest and attaches to the process with this number, or to the kernel without one.
+    /// The client may change registers and memory if it `may_write`.
     ///
     /// # Errors
     /// If there is no such process, it has no program, or the guest cannot be read.
     pub fn new(
         guest: &'g dyn Traceable,
         engine: &Engine,
-        pid: i32,
+        pid: Option<i32>,
         may_write: bool,
     ) -> Result<Self, DebugError> {
         Debugger::attach(guest, engine, pid, may_write).map(Self)
@@ -132,7 +132,7 @@ fn converse<'g>(
 ) -> Result<End, ServeError> {
     let mut input = Input::new(&stream);
     let waiter = debugger.breakpoints.waiter();
-    let machine = debugger.process.guest().machine();
+    let machine = debugger.subject.guest().machine();
     let ended = Arc::new(AtomicBool::new(false));
     let at_end = ended.clone();
     let _watch = machine.watch_end(move || {

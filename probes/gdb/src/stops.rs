@@ -8,9 +8,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
+use gdbstub::target::ext::breakpoints::WatchKind;
 use parking_lot::Mutex;
 use probes::engine::{HitOutcome, ProbeHit, Program};
 use vmm::machine::Paused;
+
+use crate::subject::NumberOfHit;
 
 /// The cause of a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +26,12 @@ pub(crate) enum Cause {
     Signal,
     /// A signal is sent to the thread for a fault of its own.
     Fault,
+    /// The kernel gives up.
+    Panic,
     /// A thread begins to exit.
     Exit,
+    /// A thread has accessed watched memory: a piece that begins at `address`.
+    Watch { address: u64, kind: WatchKind },
     /// A thread enters a system call, or returns from it.
     SystemCall { number: u32, returns: bool },
 }
@@ -65,8 +72,8 @@ impl Stops {
         self.waiting.lock().stops.pop_front()
     }
 
-    /// Lets one thread alone pass the process's breakpoints, or all. The others stay at those that
-    /// they reach.
+    /// Lets one thread alone pass the process's breakpoints, or all. The others stay at those, and
+    /// at the ends of steps, that they reach.
     pub(crate) fn let_alone(&self, thread: Option<i32>) {
         self.alone
             .store(thread.unwrap_or_default(), Ordering::SeqCst);
@@ -96,6 +103,7 @@ impl Stops {
 /// The program of all probes of a debugger: it holds the machine.
 pub(crate) struct Holder {
     pub(crate) cause: Cause,
+    pub(crate) number: NumberOfHit,
     pub(crate) stops: Arc<Stops>,
 }
 
@@ -117,14 +125,16 @@ impl Holder {
 
 impl Program for Holder {
     fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome {
-        let Some(thread) = hit.thread().and_then(|thread| i32::try_from(thread).ok()) else {
+        let Some(thread) = self.number.of(hit.thread(), hit.vcpu()) else {
             return HitOutcome::Filtered;
         };
         let alone = self.stops.alone.load(Ordering::SeqCst);
-        if self.cause == Cause::Breakpoint && alone != 0 {
-            if thread != alone {
-                hit.retry();
-            }
+        let stays = matches!(self.cause, Cause::Breakpoint | Cause::Step) && alone != 0;
+        if stays && thread != alone {
+            hit.retry();
+            return HitOutcome::Filtered;
+        }
+        if stays && self.cause == Cause::Breakpoint {
             return HitOutcome::Filtered;
         }
         let added = self.stops.add(|| Stop {

@@ -4,8 +4,8 @@
 use std::process::{Command, Stdio};
 
 use support::command::{Running, World, executable, words};
-use support::host;
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
+use support::{host, rich};
 
 /// The commands before all others: gdb asks nobody, and looks for nothing elsewhere.
 const QUIET: [&str; 6] = [
@@ -95,6 +95,50 @@ const CRASHES: Session = &[
         "continue",
         &["Program terminated with signal SIGSEGV, Segmentation fault."],
     ),
+];
+
+/// The kernel, without a file of it, and one of its modules.
+const KERNEL: Session = &[
+    ("info threads", &["kthreadd (S)", " in __schedule ()"]),
+    ("info symbol brd_submit_bio", &["in section .text.brd"]),
+    ("x/s &linux_banner", &["Linux version "]),
+    ("print *(long *)&jiffies > 0", &["= 1"]),
+    ("thread find kthreadd", &["has extra info 'kthreadd (S)'"]),
+    ("thread 3", &["[Switching to thread 3"]),
+    (
+        "bt",
+        &[" in __schedule ()", " in schedule ()", " in kthreadd ()"],
+    ),
+    ("print $rax", &["= <unavailable>"]),
+    ("up", &[" in schedule ()"]),
+    ("print $rbx", &["= <not saved>"]),
+    ("tbreak *vfs_write", &["Temporary breakpoint 1 at"]),
+    // Within an instruction.
+    ("break *vfs_write+1", &["Breakpoint 2 at"]),
+    ("continue", &["Cannot insert breakpoint 2."]),
+    ("delete 2", &[]),
+];
+
+/// A stop in the kernel, called by a program.
+const IN_KERNEL: Session = &[
+    (
+        "bt",
+        &[
+            " in vfs_write ()",
+            " in ksys_write ()",
+            " in do_syscall_64 ()",
+            "<signal handler called>",
+            " in ?? ()",
+        ],
+    ),
+    ("delete", &[]),
+    ("set $from = $rsp", &[]),
+    ("print *(char *)$rsi != 0", &["= 1"]),
+    ("stepi", &[" in vfs_write ()"]),
+    ("finish", &[" in ksys_write ()"]),
+    ("print $rsp == $from + 8", &["= 1"]),
+    ("set var *(long *)&jiffies = 5", &["Cannot access memory"]),
+    ("detach", &["detached"]),
 ];
 
 /// Starts gdb, attached to a process by the command.
@@ -190,6 +234,33 @@ fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
 }
 
 #[test]
+fn the_kernel_is_debugged_without_a_file_of_it() {
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name g --restore");
+    line.push(rich::snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.type_line(&format!("insmod {} && echo loaded=$((6*7))", rich::BRD));
+    machine.wait_until("module", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("loaded=42")
+    });
+    let mut gdb = gdb(&world, "--kernel");
+    talk(&mut gdb, KERNEL);
+    gdb.type_line("continue");
+    machine.type_line("echo written");
+    gdb.wait_until("write", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("hit Temporary breakpoint 1, ")
+    });
+    talk(&mut gdb, IN_KERNEL);
+    gdb.type_line("quit");
+    assert_eq!(gdb.finish(COMMAND_LIMIT).status, 0);
+    machine.wait_until("shell", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("written")
+    });
+    world.stop("g", machine);
+}
+
+#[test]
 fn a_process_that_is_none_is_told_and_a_debugger_that_breaks_off_leaves_the_guest_running() {
     let host = host!();
     let world = World::new();
@@ -204,7 +275,7 @@ fn a_process_that_is_none_is_told_and_a_debugger_that_breaks_off_leaves_the_gues
         ("9999", "the guest has no process 9999; see ps"),
         (
             "2",
-            "2 is a thread of the kernel, which has no program to debug",
+            "2 is a thread of the kernel, which has no program to debug; see --kernel",
         ),
         (
             "nobody",

@@ -18,10 +18,10 @@ impl CatchSyscalls for Debugger<'_> {
         &mut self,
         filter: Option<SyscallNumbers<'_, u64>>,
     ) -> TargetResult<(), Self> {
-        let guest = self.process.guest();
         let numbers = filter.map(Iterator::collect);
+        let subject = &*self.subject;
         self.breakpoints
-            .catch_calls(numbers, |numbers| probes(guest, numbers));
+            .catch_calls(subject, numbers, |numbers| probes(subject.guest(), numbers));
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use gdbstub::target::ext::host_io::{
 };
 
 use crate::debugger::Debugger;
-use crate::files::{copy, link};
+use crate::files::copy;
 
 impl HostIo for Debugger<'_> {
     fn support_open(&mut self) -> Option<HostIoOpenOps<'_, Self>> {
@@ -49,7 +49,7 @@ impl HostIoOpen for Debugger<'_> {
             | HostIoOpenFlags::O_TRUNC;
         let opened = match flags.intersects(writes) {
             true => Err(HostIoErrno::EROFS),
-            false => self.files.open(&self.process, filename),
+            false => self.files.open(&*self.subject, filename),
         };
         opened.map_err(HostIoError::Errno)
     }
@@ -71,7 +71,7 @@ impl HostIoPread for Debugger<'_> {
     ) -> HostIoResult<usize, Self> {
         let count = count.min(buf.len());
         let buf = buf.get_mut(..count).unwrap_or_default();
-        let read = self.files.read(&self.process, fd, offset, buf);
+        let read = self.files.read(&*self.subject, fd, offset, buf);
         read.map_err(HostIoError::Errno)
     }
 }
@@ -99,7 +99,8 @@ impl HostIoFstat for Debugger<'_> {
 
 impl HostIoReadlink for Debugger<'_> {
     fn readlink(&mut self, filename: &[u8], buf: &mut [u8]) -> HostIoResult<usize, Self> {
-        let target = link(&self.process, filename).map_err(HostIoError::Errno)?;
+        let target = self.subject.link(filename);
+        let target = target.ok_or(HostIoError::Errno(HostIoErrno::EINVAL))?;
         Ok(copy(&target, buf))
     }
 }

@@ -11,7 +11,8 @@ use gdbstub::target::ext::base::multithread::{
     MultiThreadSchedulerLockingOps, MultiThreadSingleStep, MultiThreadSingleStepOps,
 };
 use gdbstub::target::ext::breakpoints::{
-    Breakpoints as BreakpointRequests, BreakpointsOps, SwBreakpoint, SwBreakpointOps,
+    Breakpoints as BreakpointRequests, BreakpointsOps, HwWatchpoint, HwWatchpointOps, SwBreakpoint,
+    SwBreakpointOps, WatchKind,
 };
 use gdbstub::target::ext::catch_syscalls::CatchSyscallsOps;
 use gdbstub::target::ext::exec_file::{ExecFile, ExecFileOps};
@@ -21,8 +22,8 @@ use gdbstub::target::{Target, TargetError, TargetResult};
 
 use crate::debugger::{Debugger, id};
 use crate::files::copy;
-use crate::process::DebugError;
-use crate::registers::{Linux64, UserRegisters};
+use crate::registers::{Linux64, ThreadRegisters};
+use crate::subject::DebugError;
 
 /// EFAULT: the memory is not there.
 const EFAULT: u8 = 14;
@@ -66,16 +67,16 @@ impl Target for Debugger<'_> {
 }
 
 impl MultiThreadBase for Debugger<'_> {
-    fn read_registers(&mut self, regs: &mut UserRegisters, tid: Tid) -> TargetResult<(), Self> {
+    fn read_registers(&mut self, regs: &mut ThreadRegisters, tid: Tid) -> TargetResult<(), Self> {
         let registers = self.registers(number(tid));
         *regs = registers.map_err(TargetError::Fatal)?;
         Ok(())
     }
 
-    fn write_registers(&mut self, regs: &UserRegisters, tid: Tid) -> TargetResult<(), Self> {
+    fn write_registers(&mut self, regs: &ThreadRegisters, tid: Tid) -> TargetResult<(), Self> {
         let wanted = regs.saved.ok_or(TargetError::Errno(EIO))?;
         let changed = match self.may_write() {
-            true => self.process.change_registers(number(tid), &wanted),
+            true => self.subject.change_registers(number(tid), &wanted),
             false => return Err(TargetError::Errno(EPERM)),
         };
         match changed.map_err(TargetError::Fatal)? {
@@ -84,16 +85,20 @@ impl MultiThreadBase for Debugger<'_> {
         }
     }
 
-    fn read_addrs(&mut self, start: u64, data: &mut [u8], _: Tid) -> TargetResult<usize, Self> {
-        match self.process.read(start, data).map_err(TargetError::Fatal)? {
+    fn read_addrs(&mut self, start: u64, data: &mut [u8], tid: Tid) -> TargetResult<usize, Self> {
+        match self
+            .subject
+            .read(number(tid), start, data)
+            .map_err(TargetError::Fatal)?
+        {
             0 if !data.is_empty() => Err(TargetError::Errno(EFAULT)),
             read => Ok(read),
         }
     }
 
-    fn write_addrs(&mut self, start: u64, data: &[u8], _: Tid) -> TargetResult<(), Self> {
+    fn write_addrs(&mut self, start: u64, data: &[u8], tid: Tid) -> TargetResult<(), Self> {
         let changed = match self.may_write() {
-            true => self.process.change_memory(start, data),
+            true => self.subject.change_memory(number(tid), start, data),
             false => return Err(TargetError::Errno(EPERM)),
         };
         match changed.map_err(TargetError::Fatal)? {
@@ -103,7 +108,7 @@ impl MultiThreadBase for Debugger<'_> {
     }
 
     fn list_active_threads(&mut self, each: &mut dyn FnMut(Tid)) -> Result<(), DebugError> {
-        let threads = self.process.threads()?;
+        let threads = self.subject.threads()?;
         threads
             .iter()
             .filter_map(|thread| id(thread.number))
@@ -122,7 +127,7 @@ impl MultiThreadBase for Debugger<'_> {
 
 impl ThreadExtraInfo for Debugger<'_> {
     fn thread_extra_info(&self, tid: Tid, buf: &mut [u8]) -> Result<usize, DebugError> {
-        let threads = self.process.threads()?;
+        let threads = self.subject.threads()?;
         let thread = threads.iter().find(|thread| thread.number == number(tid));
         Ok(thread.map_or(0, |thread| copy(thread.description.as_bytes(), buf)))
     }
@@ -171,16 +176,42 @@ impl BreakpointRequests for Debugger<'_> {
     fn support_sw_breakpoint(&mut self) -> Option<SwBreakpointOps<'_, Self>> {
         Some(self)
     }
+
+    fn support_hw_watchpoint(&mut self) -> Option<HwWatchpointOps<'_, Self>> {
+        Some(self)
+    }
 }
 
 impl SwBreakpoint for Debugger<'_> {
     fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
-        let added = self.breakpoints.add(&self.process, address);
+        let added = self.breakpoints.add(&*self.subject, address);
         added.map_err(TargetError::Fatal)
     }
 
     fn remove_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
         Ok(self.breakpoints.remove(address))
+    }
+}
+
+impl HwWatchpoint for Debugger<'_> {
+    fn add_hw_watchpoint(
+        &mut self,
+        address: u64,
+        length: u64,
+        kind: WatchKind,
+    ) -> TargetResult<bool, Self> {
+        Ok(self
+            .breakpoints
+            .watch(&*self.subject, address, length, kind))
+    }
+
+    fn remove_hw_watchpoint(
+        &mut self,
+        address: u64,
+        length: u64,
+        kind: WatchKind,
+    ) -> TargetResult<bool, Self> {
+        Ok(self.breakpoints.unwatch(address, length, kind))
     }
 }
 
@@ -192,7 +223,7 @@ impl ExecFile for Debugger<'_> {
         length: usize,
         buf: &mut [u8],
     ) -> TargetResult<usize, Self> {
-        let path = self.process.executable().map_err(TargetError::Fatal)?;
+        let path = self.subject.executable().map_err(TargetError::Fatal)?;
         Ok(part(&path.unwrap_or_default(), offset, length, buf))
     }
 }
@@ -200,7 +231,7 @@ impl ExecFile for Debugger<'_> {
 impl Auxv for Debugger<'_> {
     fn get_auxv(&self, offset: u64, length: usize, buf: &mut [u8]) -> TargetResult<usize, Self> {
         let vector = self
-            .process
+            .subject
             .auxiliary_vector()
             .map_err(TargetError::Fatal)?;
         Ok(part(&vector, offset, length, buf))

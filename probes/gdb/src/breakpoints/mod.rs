@@ -6,14 +6,17 @@
 //! breakpoint. They stay there until it is in place again, or gone. System calls that the client
 //! catches are taken out and put back in the same way.
 
+mod watchpoints;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use probes::engine::{Engine, Filter, Match, RingSize, Session, Waiter};
+use probes::engine::{Engine, RingSize, Session, Waiter};
 use probes::probe::Probe;
 
-use crate::process::{DebugError, Process};
 use crate::stops::{Cause, Holder, Stops};
+use crate::subject::{DebugError, Subject};
+use watchpoints::Watched;
 
 /// The largest number of breakpoints of a client.
 const MAX_BREAKPOINTS: usize = 1 << 16;
@@ -33,12 +36,14 @@ struct Armed {
 pub(crate) struct Breakpoints {
     session: Session,
     stops: Arc<Stops>,
-    process: u32,
     armed: BTreeMap<u64, Armed>,
-    /// The probes at which the step in progress ends.
-    step: Vec<u32>,
+    /// The probes at which the steps of threads end. A step that a stop of another thread has
+    /// interrupted is kept, so that its thread goes no further while that one steps alone.
+    steps: BTreeMap<i32, Vec<u32>>,
     /// The system calls that are armed.
     calls: Option<Calls>,
+    /// The watchpoints that are set.
+    watched: Vec<Watched>,
 }
 
 /// System calls that are armed.
@@ -51,7 +56,7 @@ struct Calls {
 }
 
 impl Breakpoints {
-    pub(crate) fn new(engine: &Engine, pid: i32, stops: Arc<Stops>) -> Result<Self, DebugError> {
+    pub(crate) fn new(engine: &Engine, stops: Arc<Stops>) -> Result<Self, DebugError> {
         let session = engine.session(RING);
         let mut session = session.map_err(|error| DebugError::Session(error.to_string()))?;
         session.set_label("gdb");
@@ -60,10 +65,10 @@ impl Breakpoints {
         Ok(Self {
             session,
             stops,
-            process: u32::try_from(pid).unwrap_or_default(),
             armed: BTreeMap::new(),
-            step: Vec::new(),
+            steps: BTreeMap::new(),
             calls: None,
+            watched: Vec::new(),
         })
     }
 
@@ -77,36 +82,30 @@ impl Breakpoints {
         self.session.drain(|_| {});
     }
 
-    /// Returns the filter for hits of the process, or of one thread of it.
-    fn filter(&self, thread: Option<i32>) -> Filter {
-        let thread = thread.and_then(|thread| u32::try_from(thread).ok());
-        Filter {
-            pids: Match::In(vec![self.process]),
-            tids: thread.map_or(Match::Any, |thread| Match::In(vec![thread])),
-            ..Filter::default()
-        }
-    }
-
     /// Enables a probe whose hits hold the machine.
     ///
     /// # Errors
     /// If a trap cannot be armed.
     pub(crate) fn hold_at(
         &mut self,
+        subject: &dyn Subject,
         probe: &Probe,
         thread: Option<i32>,
         cause: Cause,
     ) -> Result<u32, DebugError> {
-        let stops = self.stops.clone();
-        let program = Arc::new(Holder { cause, stops });
+        let program = Arc::new(Holder {
+            cause,
+            number: subject.number_of_hit(),
+            stops: self.stops.clone(),
+        });
         let enabled = self
             .session
-            .enable_program(probe, self.filter(thread), program);
+            .enable_program(probe, subject.filter(thread), program);
         enabled.map_err(|error| DebugError::Session(error.to_string()))
     }
 
     /// Adds a breakpoint at `address`. Returns whether it can be there.
-    pub(crate) fn add(&mut self, process: &Process<'_>, address: u64) -> Result<bool, DebugError> {
+    pub(crate) fn add(&mut self, subject: &dyn Subject, address: u64) -> Result<bool, DebugError> {
         if let Some(armed) = self.armed.get_mut(&address) {
             armed.wanted = true;
             return Ok(true);
@@ -114,10 +113,10 @@ impl Breakpoints {
         if self.armed.len() >= MAX_BREAKPOINTS {
             return Ok(false);
         }
-        let Some(probe) = process.probe_at(address)? else {
+        let Some(probe) = subject.probe_at(address)? else {
             return Ok(false);
         };
-        let probe = match self.hold_at(&probe, None, Cause::Breakpoint) {
+        let probe = match self.hold_at(subject, &probe, None, Cause::Breakpoint) {
             Ok(probe) => probe,
             Err(error) => {
                 log::info!("no breakpoint at {address:#x}: {error}");
@@ -140,8 +139,9 @@ impl Breakpoints {
         self.armed.get(&address).is_some_and(|armed| armed.wanted)
     }
 
-    /// Disarms the breakpoints and system calls that were taken out.
+    /// Disarms the breakpoints, watchpoints and system calls that were taken out.
     pub(crate) fn settle(&mut self) {
+        self.settle_watched();
         if self.calls.as_ref().is_some_and(|calls| !calls.wanted) {
             self.drop_calls();
         }
@@ -158,26 +158,30 @@ impl Breakpoints {
     /// it can end at any.
     pub(crate) fn step_to(
         &mut self,
-        process: &Process<'_>,
+        subject: &dyn Subject,
         thread: i32,
         addresses: &[u64],
     ) -> Result<bool, DebugError> {
+        let mut armed = Vec::new();
         for address in addresses {
-            let Some(probe) = process.probe_at(*address)? else {
+            let Some(probe) = subject.probe_at(*address)? else {
                 continue;
             };
-            match self.hold_at(&probe, Some(thread), Cause::Step) {
-                Ok(probe) => self.step.push(probe),
+            match self.hold_at(subject, &probe, Some(thread), Cause::Step) {
+                Ok(probe) => armed.push(probe),
                 Err(error) => log::info!("no step ends at {address:#x}: {error}"),
             }
         }
-        Ok(!self.step.is_empty())
+        let can_end = !armed.is_empty();
+        self.steps.entry(thread).or_default().extend(armed);
+        Ok(can_end)
     }
 
     /// Stops the process at these system calls, or at all. `probes` are theirs, with the causes of
     /// their stops; they are asked for if the calls are not armed yet.
     pub(crate) fn catch_calls(
         &mut self,
+        subject: &dyn Subject,
         numbers: Option<Vec<u64>>,
         probes: impl FnOnce(Option<&[u64]>) -> Vec<(Probe, Cause)>,
     ) {
@@ -188,7 +192,7 @@ impl Breakpoints {
                 self.drop_calls();
                 let mut armed = Vec::new();
                 for (probe, cause) in probes(numbers.as_deref()) {
-                    match self.hold_at(&probe, None, cause) {
+                    match self.hold_at(subject, &probe, None, cause) {
                         Ok(probe) => armed.push(probe),
                         Err(error) => log::info!("{} is not caught: {error}", probe.name),
                     }
@@ -216,14 +220,28 @@ impl Breakpoints {
 
     fn drop_calls(&mut self) {
         let calls = self.calls.take();
-        for probe in calls.map_or_else(Vec::new, |calls| calls.probes) {
-            self.session.disable(probe);
-        }
+        self.disable(calls.into_iter().flat_map(|calls| calls.probes));
     }
 
-    /// Forgets the step in progress.
-    pub(crate) fn end_step(&mut self) {
-        for probe in std::mem::take(&mut self.step) {
+    /// Forgets the step of a thread.
+    pub(crate) fn end_step(&mut self, thread: i32) {
+        let step = self.steps.remove(&thread);
+        self.disable(step.unwrap_or_default());
+    }
+
+    /// Forgets all steps but that of `kept`.
+    pub(crate) fn end_other_steps(&mut self, kept: Option<i32>) {
+        let steps = std::mem::take(&mut self.steps);
+        let (kept, ended) = steps
+            .into_iter()
+            .partition(|(thread, _)| Some(*thread) == kept);
+        self.steps = kept;
+        self.disable(ended.into_values().flatten());
+    }
+
+    /// Disarms probes.
+    pub(crate) fn disable(&mut self, probes: impl IntoIterator<Item = u32>) {
+        for probe in probes {
             self.session.disable(probe);
         }
     }
