@@ -97,6 +97,9 @@ pub enum Command {
     Top(Top),
     /// List the scripts that come with exotrace, or print one; `trace NAME.bt` runs it
     Scripts(Scripts),
+    /// Let a guest of QEMU go on once the process that has paused it is gone
+    #[command(hide = true)]
+    ResumeGuard,
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -543,7 +546,7 @@ pub struct VmSelector {
     pub vm: Option<VmName>,
 }
 
-/// The choice of a guest: that of a machine, or one that does not run.
+/// The choice of a guest: that of a machine, one that does not run, or one of QEMU.
 #[derive(Debug, Args)]
 pub struct GuestSelector {
     /// The machine
@@ -551,11 +554,15 @@ pub struct GuestSelector {
     pub which: VmSelector,
     /// Look into a guest that does not run: the folder of a snapshot, or a core file as QEMU's
     /// dump-guest-memory writes it. Needs no KVM
-    #[arg(long, value_name = "DIR|FILE", conflicts_with = "vm")]
+    #[arg(long, value_name = "DIR|FILE", conflicts_with = "vm", group = "other")]
     pub core: Option<PathBuf>,
+    /// Look into a guest of QEMU by its monitor (QMP) at this socket. It is paused meanwhile, and
+    /// only read. Needs no KVM
+    #[arg(long, value_name = "SOCKET", conflicts_with = "vm", group = "other")]
+    pub qemu: Option<PathBuf>,
     /// The file of that guest's kernel, for one without types (BTF) in its memory; a snapshot names
     /// its own
-    #[arg(long, value_name = "FILE", requires = "core")]
+    #[arg(long, value_name = "FILE", requires = "other")]
     pub kernel: Option<PathBuf>,
 }
 

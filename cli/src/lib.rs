@@ -58,6 +58,7 @@ mod output_file;
 mod panic_witness;
 mod passt;
 mod protocol;
+mod qemu;
 mod registry;
 mod report;
 mod saved_guest;

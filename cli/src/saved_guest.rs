@@ -1,4 +1,5 @@
-//! A guest that does not run: its memory and CPUs, from the folder of a snapshot or a core file.
+//! A guest that does not run: its memory and CPUs, from the folder of a snapshot, a core file, or
+//! QEMU's memory while that has paused it.
 //!
 //! No KVM is used, and no file of its kernel, unless a snapshot's kernel has its types only there.
 //! A core file is one that QEMU's `dump-guest-memory` and `virsh dump` write.
@@ -13,6 +14,7 @@ use introspect::{PhysicalMemory, regular_file};
 use vmm::snapshot::{self, RestoreError};
 
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
+use crate::qemu::Seen;
 
 /// The size of the largest core file that is read, in bytes.
 const LONGEST: u64 = 64 << 30;
@@ -113,6 +115,20 @@ impl SavedGuest {
             memory: Box::new(core),
             syscall_entry: 0,
             kernel: named,
+        })
+    }
+
+    /// Returns a guest that QEMU has paused, with its kernel's file as for [`open`](Self::open).
+    ///
+    /// # Errors
+    /// If the kernel's file is none.
+    pub fn of_qemu(seen: Seen, kernel: Option<&Path>) -> Result<Self, SavedGuestError> {
+        let named = kernel.map(GuestKernel::open).transpose()?;
+        Ok(Self {
+            memory: Box::new(seen.memory),
+            cpus: seen.cpus,
+            syscall_entry: 0,
+            kernel: named.map(|(kernel, _)| kernel),
         })
     }
 }

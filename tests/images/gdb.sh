@@ -117,7 +117,7 @@ grep -q '.text.cryptd$' gdb.txt || fail "no symbols of a module"
 grep -q '^Hardware watchpoint 3: ' gdb.txt || fail "not stopped at a write of the kernel"
 
 # Writers of the kernel's clock, by a script.
-exotrace script --vm m -e 'watchpoint:jiffies_64:8:w { @[kstack(2)] = count(); } interval:s:3 { exit(); }' >watch.txt 2>&1
+exotrace trace --vm m -e 'watchpoint:jiffies_64:8:w { @[kstack(2)] = count(); } interval:s:3 { exit(); }' >watch.txt 2>&1
 cat watch.txt
 grep -q 'do_timer\|tick_do_update_jiffies64' watch.txt || fail "no writes to jiffies_64"
 

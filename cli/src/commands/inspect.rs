@@ -6,6 +6,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -17,6 +18,7 @@ use crate::inspection::{Inspection, Inspector};
 use crate::protocol::control::{Answer, Command};
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
+use crate::qemu::QemuGuest;
 use crate::registry::Running;
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 use crate::saved_guest::SavedGuest;
@@ -104,46 +106,38 @@ fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
 enum Asked {
     Machine(Running),
     Saved(PathBuf),
+    /// One of QEMU, and how long it was paused.
+    Qemu(PathBuf, Option<Duration>),
 }
 
 impl Asked {
     /// Asks a machine, or looks into a guest that does not run.
     fn ask(guest: GuestSelector, command: Command) -> Result<(Self, Answer), Failure> {
+        let kernel = guest.kernel.as_deref();
+        if let Some(path) = guest.qemu {
+            let mut paused = QemuGuest::pause(&path)?;
+            let saved = SavedGuest::of_qemu(paused.see()?, kernel)?;
+            let answer = look_into(&saved, command);
+            let paused = paused.go_on()?;
+            let named = |error| Failure::new(format_args!("{}: {error}", path.display()));
+            let answer = answer.map_err(named)?;
+            return Ok((Self::Qemu(path, paused), answer));
+        }
         let Some(path) = guest.core else {
             let machine = find(guest.which)?;
             let answer = ask(&machine, &command)?;
             return Ok((Self::Machine(machine), answer));
         };
-        let saved = SavedGuest::open(&path, guest.kernel.as_deref())?;
-        let inspector = Inspector::default();
-        let inspection = Inspection::of_saved(&saved, &inspector);
-        let answer = match command {
-            Command::Ps { threads } => inspection.ps(threads).map(Answer::Ps),
-            Command::Maps { process } => inspection.maps(&process).map(Answer::Maps),
-            Command::Sym {
-                what,
-                process,
-                symfs,
-            } => inspection
-                .sym(&what, process.as_ref(), symfs)
-                .map(Answer::Sym),
-            Command::Stack { process, symfs } => {
-                inspection.stack(&process, symfs).map(Answer::Stack)
-            }
-            _ => Err(RequestError::new(
-                ErrorKind::Invalid,
-                "only a running machine answers this",
-            )),
-        };
+        let saved = SavedGuest::open(&path, kernel)?;
         let named = |error| Failure::new(format_args!("{}: {error}", path.display()));
-        let answer = answer.map_err(named)?;
+        let answer = look_into(&saved, command).map_err(named)?;
         Ok((Self::Saved(path), answer))
     }
 
     fn unexpected(&self, answer: &Answer) -> Failure {
         match self {
             Self::Machine(machine) => unexpected(machine, answer).into(),
-            Self::Saved(path) => Failure::new(format_args!(
+            Self::Saved(path) | Self::Qemu(path, _) => Failure::new(format_args!(
                 "{}: another answer than asked for",
                 path.display()
             )),
@@ -154,15 +148,39 @@ impl Asked {
     fn tell(&self, reading: &Reading) {
         let name = match self {
             Self::Machine(machine) => machine.name.to_string(),
-            Self::Saved(path) => path.display().to_string(),
+            Self::Saved(path) | Self::Qemu(path, _) => path.display().to_string(),
         };
         for reason in &reading.incomplete {
             say(format_args!("{name}: {reason}"));
         }
-        if let Self::Machine(_) = self {
-            let paused = reading.standstill_us;
-            say(format_args!("{name}: the guest was paused for {paused} us"));
-        }
+        let paused = match self {
+            Self::Machine(_) => u128::from(reading.standstill_us),
+            Self::Qemu(_, Some(paused)) => paused.as_micros(),
+            Self::Saved(_) | Self::Qemu(_, None) => return,
+        };
+        say(format_args!("{name}: the guest was paused for {paused} us"));
+    }
+}
+
+/// Answers of a guest that stands still.
+fn look_into(saved: &SavedGuest, command: Command) -> Result<Answer, RequestError> {
+    let inspector = Inspector::default();
+    let inspection = Inspection::of_saved(saved, &inspector);
+    match command {
+        Command::Ps { threads } => inspection.ps(threads).map(Answer::Ps),
+        Command::Maps { process } => inspection.maps(&process).map(Answer::Maps),
+        Command::Sym {
+            what,
+            process,
+            symfs,
+        } => inspection
+            .sym(&what, process.as_ref(), symfs)
+            .map(Answer::Sym),
+        Command::Stack { process, symfs } => inspection.stack(&process, symfs).map(Answer::Stack),
+        _ => Err(RequestError::new(
+            ErrorKind::Invalid,
+            "only a running machine answers this",
+        )),
     }
 }
 

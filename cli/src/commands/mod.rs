@@ -53,6 +53,7 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Ctl(args) => ctl::ctl(args),
         Command::Read(args) => read::read(*args),
         Command::Mount(args) => mount::mount(args),
+        Command::ResumeGuard => Ok(crate::qemu::run_guard()?),
         Command::Completions { shell } => generate::completions(shell),
         Command::Man { folder } => generate::man(&folder),
     }

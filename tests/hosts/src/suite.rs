@@ -29,7 +29,7 @@ const PACKAGES: [(&str, &str); 5] = [
 const SYSTEM: (&str, &str) = ("exotrace-tests", "system");
 
 /// Test programs that do not run on the hosts: package, name, reason.
-const ELSEWHERE: [(&str, &str, &str); 5] = [
+const ELSEWHERE: [(&str, &str, &str); 6] = [
     (
         "exotrace-tests",
         "gdb",
@@ -49,6 +49,11 @@ const ELSEWHERE: [(&str, &str, &str); 5] = [
         "exotrace-tests",
         "demo",
         "makes its guest of Debian's packages, which the host cannot fetch",
+    ),
+    (
+        "exotrace-tests",
+        "qemu_guests",
+        "runs QEMU's emulated CPU, which no host changes",
     ),
     (
         "exotrace-tests",

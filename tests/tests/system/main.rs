@@ -29,6 +29,7 @@ mod ports;
 mod ptrace;
 mod ptrace_busy;
 mod ptrace_deadline;
+mod qemu_guests;
 mod read_events;
 mod ready_scripts;
 mod rich_kernel;
