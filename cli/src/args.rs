@@ -552,8 +552,8 @@ pub struct GuestSelector {
     /// The machine
     #[command(flatten)]
     pub which: VmSelector,
-    /// Look into a guest that does not run: the folder of a snapshot, or a core file as QEMU's
-    /// dump-guest-memory writes it. Needs no KVM
+    /// Look into a guest that does not run: the folder of a snapshot, a core file as QEMU's
+    /// dump-guest-memory or kdump writes it, or the bare memory of a machine. Needs no KVM
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "vm", group = "other")]
     pub core: Option<PathBuf>,
     /// Look into a guest of QEMU by its monitor (QMP) at this socket. It is paused meanwhile, and

@@ -40,6 +40,7 @@ mod embed;
 mod end_report;
 mod ending;
 mod expect;
+mod file_memory;
 mod guest_image;
 mod guest_kernel;
 mod history;

@@ -1,23 +1,38 @@
 //! A guest that does not run: its memory and CPUs, from the folder of a snapshot, a core file, or
-//! QEMU's memory while that has paused it.
+//! QEMU's memory while that has paused it, or from the memory of a machine as it is.
 //!
 //! No KVM is used, and no file of its kernel, unless a snapshot's kernel has its types only there.
-//! A core file is one that QEMU's `dump-guest-memory` and `virsh dump` write.
+//! A core file is one that QEMU's `dump-guest-memory` and `virsh dump` write, or the guest's own
+//! kernel when it has crashed (kdump). Where the CPUs are not known, the kernel is searched for.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use introspect::core_file::{CoreFile, CoreFileError};
+use introspect::kernel::live::LiveError;
+use introspect::kernel::running::RunningKernel;
 use introspect::x86_64::CpuState;
-use introspect::{PhysicalMemory, regular_file};
+use introspect::{PausedMemory, PhysicalMemory, regular_file};
 use vmm::snapshot::{self, RestoreError};
 
+use crate::file_memory::FileMemory;
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::qemu::Seen;
 
 /// The size of the largest core file that is read, in bytes.
 const LONGEST: u64 = 64 << 30;
+/// The beginning of a core file.
+const ELF: [u8; 4] = *b"\x7fELF";
+/// The granularity of a machine's memory in bytes.
+const GRANULE: u64 = 1 << 20;
+/// The starts of the gap below 4 GiB: of Firecracker, of cloud-hypervisor and QEMU's pc, of
+/// exotrace, of QEMU's q35.
+const GAPS: [u64; 4] = [0xd000_0000, 0xc000_0000, 0xe000_0000, 0x8000_0000];
+/// The end of the gap.
+const HIGH: u64 = 1 << 32;
 
 /// The reason that a saved guest cannot be looked into.
 #[derive(Debug, thiserror::Error)]
@@ -38,13 +53,13 @@ pub enum SavedGuestError {
         /// The reason.
         source: CoreFileError,
     },
-    /// It has no CPU, by which the kernel would be found.
-    #[error(
-        "{path}: has no CPU in a note of QEMU's; without the registers of one, its kernel is not found"
-    )]
-    NoCpu {
+    /// No kernel is in its memory.
+    #[error("{path}: no kernel is found in this memory: {source}")]
+    NoKernel {
         /// The file.
         path: PathBuf,
+        /// The reason.
+        source: Box<LiveError>,
     },
     /// The snapshot is damaged.
     #[error(transparent)]
@@ -62,6 +77,8 @@ pub struct SavedGuest {
     pub(crate) syscall_entry: u64,
     /// The kernel's file, if it is known and at hand.
     pub(crate) kernel: Option<GuestKernel>,
+    /// The kernel, if it had to be searched for without the registers of a CPU.
+    pub(crate) running: Option<RunningKernel>,
 }
 
 impl fmt::Debug for SavedGuest {
@@ -95,26 +112,93 @@ impl SavedGuest {
                 cpus,
                 syscall_entry,
                 kernel,
+                running: None,
             });
         }
-        let own = || path.to_path_buf();
-        let bytes = regular_file::read(path, LONGEST);
-        let bytes = bytes.map_err(|source| SavedGuestError::Read {
-            path: own(),
+        let unread = |source| SavedGuestError::Read {
+            path: path.to_path_buf(),
             source,
-        })?;
-        let core = CoreFile::parse(bytes).map_err(|source| SavedGuestError::Core {
-            path: own(),
-            source,
-        })?;
-        if core.cpus().is_empty() {
-            return Err(SavedGuestError::NoCpu { path: own() });
+        };
+        if let Some(file) = raw(path).map_err(unread)? {
+            return Self::of_raw(path, &file, named.as_ref());
         }
+        let bytes = regular_file::read(path, LONGEST).map_err(unread)?;
+        let core = CoreFile::parse(bytes).map_err(|source| SavedGuestError::Core {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        match core.cpus().is_empty() {
+            true => {
+                let crashed = core.crashed_cpus().to_vec();
+                Self::searched(Box::new(core), &crashed, named.as_ref())
+                    .map_err(|source| no_kernel(path, source))
+            }
+            false => Ok(Self {
+                cpus: core.cpus().to_vec(),
+                memory: Box::new(core),
+                syscall_entry: 0,
+                kernel: named,
+                running: None,
+            }),
+        }
+    }
+
+    /// Opens the memory of a machine as it is, such as the memory file of a snapshot of Firecracker
+    /// or cloud-hypervisor. The place of what is above the gap below 4 GiB is tried.
+    fn of_raw(
+        path: &Path,
+        file: &File,
+        named: Option<&GuestKernel>,
+    ) -> Result<Self, SavedGuestError> {
+        let unread = |source| SavedGuestError::Read {
+            path: path.to_path_buf(),
+            source,
+        };
+        let length = file.metadata().map_err(unread)?.len();
+        let mut failure = None;
+        for gap in GAPS {
+            let low = length.min(gap);
+            let places = vec![(0..low, 0), (HIGH..HIGH + (length - low), low)];
+            let file = file.try_clone().map_err(unread)?;
+            let memory = FileMemory::new(vec![(file, places)]);
+            match Self::searched(Box::new(memory), &[], named) {
+                Ok(found) => return Ok(found),
+                Err(error) => failure = Some(error),
+            }
+            if length <= gap {
+                break;
+            }
+        }
+        Err(match failure {
+            Some(source) => no_kernel(path, source),
+            None => unread(io::ErrorKind::InvalidData.into()),
+        })
+    }
+
+    /// Searches memory for its kernel. `crashed` are the CPUs, of which the general registers are
+    /// known; or none.
+    fn searched(
+        memory: Box<dyn PhysicalMemory + Send + Sync>,
+        crashed: &[CpuState],
+        kernel: Option<&GuestKernel>,
+    ) -> Result<Self, Box<LiveError>> {
+        let view = PausedMemory::new(&*memory);
+        let mut running = RunningKernel::search(&view).map_err(Box::new)?;
+        if let (Err(_), Some(Ok(types))) = (&running.types, kernel.map(GuestKernel::types)) {
+            running.types = Ok(types.clone());
+        }
+        let mut cpus = running.cpus_without_registers(&view);
+        for (cpu, crashed) in cpus.iter_mut().zip(crashed) {
+            (cpu.general, cpu.cs) = (crashed.general, crashed.cs);
+            cpu.swapped_gs_base = cpu.gs_base;
+        }
+        drop(view);
         Ok(Self {
-            cpus: core.cpus().to_vec(),
-            memory: Box::new(core),
+            memory,
+            cpus,
             syscall_entry: 0,
-            kernel: named,
+            kernel: None,
+            running: Some(running),
         })
     }
 
@@ -129,6 +213,26 @@ impl SavedGuest {
             cpus: seen.cpus,
             syscall_entry: 0,
             kernel: named.map(|(kernel, _)| kernel),
+            running: None,
         })
+    }
+}
+
+/// Opens the memory of a machine as it is; `None` if the file is a core file, or none of the two.
+fn raw(path: &Path) -> io::Result<Option<File>> {
+    let file = regular_file::open(path)?;
+    let length = file.metadata()?.len();
+    let mut start = [0; ELF.len()];
+    let is_raw = length >= GRANULE
+        && length.is_multiple_of(GRANULE)
+        && file.read_at(&mut start, 0)? == start.len()
+        && start != ELF;
+    Ok(is_raw.then_some(file))
+}
+
+fn no_kernel(path: &Path, source: Box<LiveError>) -> SavedGuestError {
+    SavedGuestError::NoKernel {
+        path: path.to_path_buf(),
+        source,
     }
 }

@@ -390,6 +390,13 @@ fn find_kernel(
         })?;
         return Ok(System::new(&kernel, &memory));
     }
+    if let Guest::Saved(SavedGuest {
+        running: Some(kernel),
+        ..
+    }) = guest
+    {
+        return Ok(System::new(kernel, &memory));
+    }
     let ended = || RequestError::new(ErrorKind::Ended, "the guest has ended");
     let cpu = cpus.first().ok_or_else(ended)?;
     let lstar = match (guest, paused) {

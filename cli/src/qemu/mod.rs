@@ -8,7 +8,6 @@
 
 mod guard;
 mod layout;
-mod memory;
 mod monitor;
 
 use std::collections::BTreeMap;
@@ -25,8 +24,9 @@ use serde_json::json;
 use guard::Guard;
 pub use guard::run as run_guard;
 use layout::{LayoutError, Piece};
-pub use memory::QemuMemory;
 use monitor::{Monitor, MonitorError};
+
+use crate::file_memory::{FileMemory, Places};
 
 /// The name under which QEMU keeps the descriptor of the dump.
 const DUMP: &str = "exotrace";
@@ -110,9 +110,9 @@ pub struct QemuGuest {
 #[derive(Debug)]
 pub struct Seen {
     /// The memory.
-    pub memory: QemuMemory,
+    pub(crate) memory: FileMemory,
     /// The CPUs, at least one.
-    pub cpus: Vec<CpuState>,
+    pub(crate) cpus: Vec<CpuState>,
 }
 
 impl QemuGuest {
@@ -187,7 +187,7 @@ impl QemuGuest {
         Ok(answer.as_str().unwrap_or_default().to_owned())
     }
 
-    fn memory(&mut self) -> Result<QemuMemory, QemuError> {
+    fn memory(&mut self) -> Result<FileMemory, QemuError> {
         let path = self.path.clone();
         let lost = |source| QemuError::Layout {
             path: path.clone(),
@@ -206,7 +206,7 @@ impl QemuGuest {
                     let place = layout::host_address(&said).map_err(lost)?;
                     placed.push((piece.range, place));
                 }
-                Ok(QemuMemory::new(vec![(file, placed)]))
+                Ok(FileMemory::new(vec![(file, placed)]))
             }
             Err(source) => self.behind(&pieces).ok_or(QemuError::Memory {
                 path: self.path.clone(),
@@ -218,8 +218,8 @@ impl QemuGuest {
 
     /// Returns the memory that files are behind; `None` if there is none. The memory of devices has
     /// none, and is of no use.
-    fn behind(&mut self, pieces: &[Piece]) -> Option<QemuMemory> {
-        let mut files: BTreeMap<&str, Option<(File, memory::Places)>> = BTreeMap::new();
+    fn behind(&mut self, pieces: &[Piece]) -> Option<FileMemory> {
+        let mut files: BTreeMap<&str, Option<(File, Places)>> = BTreeMap::new();
         for piece in pieces {
             let file = files
                 .entry(&piece.region)
@@ -229,7 +229,7 @@ impl QemuGuest {
             }
         }
         let files: Vec<_> = files.into_values().flatten().collect();
-        (!files.is_empty()).then(|| QemuMemory::new(files))
+        (!files.is_empty()).then(|| FileMemory::new(files))
     }
 
     /// Opens the file behind a region of memory.

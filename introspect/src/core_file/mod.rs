@@ -15,6 +15,7 @@ use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 
 use crate::bytes::{u32_at, u64_at};
+use crate::stack::frames::SavedRegisters;
 use crate::x86_64::{CpuState, GeneralRegisters};
 use crate::{Gpa, PhysicalMemory, PhysicalReadError};
 
@@ -22,6 +23,12 @@ pub use writer::write_core;
 
 /// The name of a CPU's note.
 const CPU_NOTE: &[u8] = b"QEMU";
+/// The name of a CPU's note in a dump of a kernel that has crashed (`KEXEC_CORE_NOTE_NAME`).
+const CRASH_NOTE: &[u8] = b"CORE";
+/// The offset of the registers in it, which are a `pt_regs` and more.
+const CRASH_REGISTERS: usize = 112;
+/// The number of words of a `pt_regs`.
+const PT_REGS_WORDS: usize = 21;
 /// The only layout version of a CPU's note.
 const CPU_VERSION: u32 = 1;
 /// The maximum number of CPUs that are read.
@@ -94,6 +101,7 @@ pub struct CoreFile {
     /// Physical range and file offset, ascending by address, none empty.
     segments: Vec<(Range<u64>, usize)>,
     cpus: Vec<CpuState>,
+    crashed: Vec<CpuState>,
 }
 
 impl fmt::Debug for CoreFile {
@@ -120,12 +128,12 @@ impl CoreFile {
         if (found, machine) != (elf::ET_CORE, elf::EM_X86_64) {
             return Err(CoreFileError::NotCore { found, machine });
         }
-        let (mut segments, mut cpus) = (Vec::new(), Vec::new());
+        let (mut segments, mut cpus, mut crashed) = (Vec::new(), Vec::new(), Vec::new());
         let headers = header.program_headers(endian, data).map_err(not_elf)?;
         for (index, segment) in headers.iter().enumerate() {
             match segment.p_type(endian) {
                 elf::PT_LOAD => segments.extend(load(data, segment, endian, index)?),
-                elf::PT_NOTE => read_cpus(data, segment, endian, &mut cpus)?,
+                elf::PT_NOTE => read_cpus(data, segment, endian, &mut cpus, &mut crashed)?,
                 _ => {}
             }
         }
@@ -142,6 +150,7 @@ impl CoreFile {
             bytes,
             segments,
             cpus,
+            crashed,
         })
     }
 
@@ -149,6 +158,13 @@ impl CoreFile {
     #[must_use]
     pub fn cpus(&self) -> &[CpuState] {
         &self.cpus
+    }
+
+    /// Returns the CPUs of a dump that the guest's own kernel has written when it crashed, in its
+    /// order. Of these only the general registers and CS are known.
+    #[must_use]
+    pub fn crashed_cpus(&self) -> &[CpuState] {
+        &self.crashed
     }
 
     /// Returns the bytes from `address` to the end of its segment.
@@ -193,6 +209,7 @@ fn read_cpus(
     segment: &Segment,
     endian: Endianness,
     cpus: &mut Vec<CpuState>,
+    crashed: &mut Vec<CpuState>,
 ) -> Result<(), CoreFileError> {
     let not_elf = |error: object::Error| CoreFileError::NotElf {
         reason: error.to_string(),
@@ -201,10 +218,14 @@ fn read_cpus(
         return Ok(());
     };
     while let Some(note) = notes.next().map_err(not_elf)? {
+        let bytes = note.desc();
+        let of_kernel = (note.name(), note.n_type(endian)) == (CRASH_NOTE, elf::NT_PRSTATUS);
+        if of_kernel && crashed.len() < MAX_CPUS {
+            crashed.extend(crashed_cpu(bytes));
+        }
         if note.name() != CPU_NOTE || cpus.len() == MAX_CPUS {
             continue;
         }
-        let bytes = note.desc();
         let version = u32_at(bytes, 0).unwrap_or_default();
         let cpu = (version == CPU_VERSION)
             .then(|| cpu_state(bytes))
@@ -217,6 +238,18 @@ fn read_cpus(
         cpus.push(cpu);
     }
     Ok(())
+}
+
+/// Returns the registers in a `struct elf_prstatus` (include/linux/elfcore.h).
+fn crashed_cpu(note: &[u8]) -> Option<CpuState> {
+    let word = |index: usize| u64_at(note, CRASH_REGISTERS + index * 8);
+    let words: Vec<u64> = (0..PT_REGS_WORDS).map(word).collect::<Option<_>>()?;
+    let saved = SavedRegisters::of_words(words.as_slice().try_into().ok()?);
+    Some(CpuState {
+        general: saved.general,
+        cs: saved.cs,
+        ..CpuState::default()
+    })
 }
 
 fn cpu_state(note: &[u8]) -> Option<CpuState> {

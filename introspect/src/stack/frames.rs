@@ -244,13 +244,21 @@ impl SavedRegisters {
     /// If they are not in memory.
     pub fn read(view: MemoryView<'_>, at: Gva) -> Result<Self, ReadVirtualError> {
         let bytes = view.array::<{ Self::SIZE as usize }>(at)?;
-        let word = |index: usize| u64_at(&bytes, index * 8).unwrap_or_default();
-        Ok(Self {
+        Ok(Self::of_words(std::array::from_fn(|index| {
+            u64_at(&bytes, index * 8).unwrap_or_default()
+        })))
+    }
+
+    /// Returns the registers in the words of a `pt_regs`.
+    #[must_use]
+    pub fn of_words(words: [u64; 21]) -> Self {
+        let word = |index: usize| words.get(index).copied().unwrap_or_default();
+        Self {
             general: GeneralRegisters::from_words(Self::PLACES.map(word)),
             // Kernels that support FRED keep other data in the upper bits.
             cs: word(17) as u16,
             orig_rax: word(15),
-        })
+        }
     }
 
     /// Stores the general registers and the number of the system call in the bytes of a `pt_regs`.

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use introspect::core_file::write_core;
@@ -16,9 +17,13 @@ use vmm::snapshot::look_into;
 
 const PAGE: usize = 4096;
 
-/// Writes the guest in a snapshot as a core file.
-fn write_as_core(snapshot: &Path, core: &Path) {
+/// Writes the guest in a snapshot as a core file, as one without CPUs, and as its bare memory.
+fn write_as_core(snapshot: &Path, [core, bare, raw]: [&Path; 3]) {
     let still = look_into(snapshot).unwrap_or_else(|e| panic!("{e}"));
+    let memory = fs::File::create(raw).unwrap_or_else(|e| panic!("{}: {e}", raw.display()));
+    let end = still.ram.ram().last().map_or(0, |range| range.end);
+    let grown = memory.set_len(end);
+    grown.unwrap_or_else(|e| panic!("{}: {e}", raw.display()));
     let mut pages = Vec::new();
     for range in still.ram.ram() {
         for address in range.step_by(PAGE) {
@@ -26,16 +31,20 @@ fn write_as_core(snapshot: &Path, core: &Path) {
             let read = still.ram.read_physical(Gpa(address), &mut page);
             read.unwrap_or_else(|e| panic!("{e}"));
             if page.iter().any(|byte| *byte != 0) {
+                let written = memory.write_all_at(&page, address);
+                written.unwrap_or_else(|e| panic!("{}: {e}", raw.display()));
                 pages.push((Gpa(address), page));
             }
         }
     }
-    let ranges = pages
-        .iter()
-        .map(|(address, page)| (*address, page.as_slice()));
-    let file = fs::File::create(core);
-    let written = file.and_then(|mut file| write_core(&mut file, &still.cpus, ranges));
-    written.unwrap_or_else(|e| panic!("{}: {e}", core.display()));
+    for (core, cpus) in [(core, still.cpus.as_slice()), (bare, &[])] {
+        let ranges = pages
+            .iter()
+            .map(|(address, page)| (*address, page.as_slice()));
+        let file = fs::File::create(core);
+        let written = file.and_then(|mut file| write_core(&mut file, cpus, ranges));
+        written.unwrap_or_else(|e| panic!("{}: {e}", core.display()));
+    }
 }
 
 /// Asks for a guest that does not run.
@@ -56,12 +65,12 @@ fn lines(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn a_snapshot_and_a_core_file_say_what_the_machine_says() {
+fn a_snapshot_a_core_file_and_bare_memory_say_what_the_machine_says() {
     let host = host!();
     let world = World::new();
     let snapshot = &crowd::snapshot_folder(host);
-    let core = world.path("core");
-    write_as_core(snapshot, &core);
+    let [core, bare, raw] = ["core", "bare", "raw"].map(|name| world.path(name));
+    write_as_core(snapshot, [&core, &bare, &raw]);
 
     let mut line = words("run --name crowd --serial null --restore");
     line.push(snapshot.into());
@@ -72,9 +81,11 @@ fn a_snapshot_and_a_core_file_say_what_the_machine_says() {
     });
     let running = |line: &str| world.run(words(line), COMMAND_LIMIT).stdout;
     let still = |line: &str| {
-        let found = [snapshot, &core].map(|core| ask(&world, line, core).stdout);
-        assert_eq!(found[0], found[1], "{line}");
-        found[0].clone()
+        let found = ask(&world, line, snapshot).stdout;
+        for core in [&core, &bare, &raw] {
+            assert_eq!(found, ask(&world, line, core).stdout, "{core:?}: {line}");
+        }
+        found
     };
 
     let sleeping = " sleep ";
@@ -124,7 +135,11 @@ fn what_is_no_guest_is_told() {
         ),
         (write("text", b"no core"), "not an ELF core file"),
         (write("cut", &cut), "lies outside the file"),
-        (write("bare", &core), "has no CPU in a note of QEMU's"),
+        (write("bare", &core), "no kernel is found in this memory"),
+        (
+            write("raw", &vec![1; 1 << 20]),
+            "no kernel is found in this memory",
+        ),
         (world.path("run"), "run/state: No such file or directory"),
         (
             std::env::current_exe().unwrap_or_default(),

@@ -7,12 +7,13 @@
 //! because tables of another kernel may be left in memory. Read-only pages are read first, others
 //! only if nothing is found there.
 //!
-//! Kernels without kallsyms are not supported (their image has the ELF symbols). Nor does this find
-//! a kernel without registers.
+//! Kernels without kallsyms are not supported (their image has the ELF symbols). Without registers
+//! the page tables are searched for.
 
 mod entries;
 mod identity;
 mod mapping;
+mod search;
 
 use super::btf::{Btf, BtfError};
 use super::kallsyms::{self, KallsymsError};
@@ -131,23 +132,35 @@ impl RunningKernel {
         // too. If a kernel keeps them otherwise, this finds the distance.
         let moved = slide::find(&symbols, live_entries(view, cpu.idt_base, syscall_entry))?;
         let symbols = symbols.with_slide(moved);
+        let own = own_tables(view, &symbols);
+        Ok(Self::of_memory(view, symbols, &chunk, moved, own))
+    }
+
+    /// Returns the kernel with these symbols, which `moved` was added to. `chunk` is the memory
+    /// that they were found in, `own` the kernel's own page tables.
+    fn of_memory(
+        view: MemoryView<'_>,
+        symbols: Symbols,
+        chunk: &[u8],
+        moved: u64,
+        own: Option<AddressSpace>,
+    ) -> Self {
         let slide = match moved {
             0 => identity::kernel_offset(view, &symbols),
             moved => Some(moved),
         };
-        let own = own_tables(view, &symbols);
-        Ok(Self {
+        Self {
             space: own.unwrap_or(view.space()),
             space_lasts: own.is_some(),
             types: btf(view, &symbols).map_err(|error| error.to_string()),
-            banner: identity::banner(view, &symbols, &chunk),
+            banner: identity::banner(view, &symbols, chunk),
             build_id: identity::build_id(view, &symbols),
             symbols: match slide {
                 Some(slide) if moved == 0 && slide != 0 => symbols.moved_back(slide),
                 _ => symbols,
             },
             slide,
-        })
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! The memory of a paused guest of QEMU, read page by page from files: `/proc/PID/mem`, or those
-//! behind it.
+//! The memory of a guest that stands still, read page by page from files: `/proc/PID/mem` of QEMU, or
+//! those behind a machine's memory.
 
 use std::fmt;
 use std::fs::File;
@@ -17,28 +17,28 @@ const PAGE: u64 = 4096;
 const KEPT: NonZeroUsize = NonZeroUsize::new(16 << 10).unwrap();
 
 /// Guest-physical ranges, and the place in a file of the first byte of each.
-pub(super) type Places = Vec<(Range<u64>, u64)>;
+pub(crate) type Places = Vec<(Range<u64>, u64)>;
 type Page = Box<[u8; PAGE as usize]>;
 
 /// The memory of a guest that does not change meanwhile.
-pub struct QemuMemory {
+pub(crate) struct FileMemory {
     files: Vec<File>,
     /// Ranges, with the number of the file and the place in it; ascending and disjoint.
     ranges: Vec<(Range<u64>, usize, u64)>,
     pages: Mutex<LruCache<u64, Page>>,
 }
 
-impl fmt::Debug for QemuMemory {
+impl fmt::Debug for FileMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QemuMemory")
+        f.debug_struct("FileMemory")
             .field("ranges", &self.ranges)
             .finish_non_exhaustive()
     }
 }
 
-impl QemuMemory {
+impl FileMemory {
     /// Returns the memory in these places. Of ranges that overlap, the first one counts.
-    pub(super) fn new(places: Vec<(File, Places)>) -> Self {
+    pub(crate) fn new(places: Vec<(File, Places)>) -> Self {
         let (mut files, mut ranges) = (Vec::new(), Vec::new());
         for (file, places) in places {
             let number = files.len();
@@ -90,7 +90,7 @@ impl QemuMemory {
     }
 }
 
-impl PhysicalMemory for QemuMemory {
+impl PhysicalMemory for FileMemory {
     fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
         let length = buf.len();
         let lost = || PhysicalReadError { address, length };
@@ -136,7 +136,7 @@ mod tests {
             // Beyond the file.
             (0x30_0000..0x30_1000, 8 * PAGE),
         ];
-        let memory = QemuMemory::new(vec![(file, places)]);
+        let memory = FileMemory::new(vec![(file, places)]);
         for (address, expected) in [
             (0, Some([3, 3])),
             (0xfff, None),
