@@ -7,6 +7,8 @@ mod documentation_tests;
 mod ports;
 mod run;
 
+#[cfg(feature = "export")]
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -432,7 +434,7 @@ pub struct Trace {
     /// The number of events that each vCPU's ring holds: a power of two
     #[arg(long, value_name = "EVENTS", default_value_t = DEFAULT_SLOTS)]
     pub buffer: usize,
-    /// Write the trace to this file instead of standard output
+    /// Write the trace to this file instead of standard output; FILE.parquet becomes a table
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// End the trace this long after its probes are armed
@@ -469,6 +471,25 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// Returns the form of events that is asked for, in words or by the file's name.
+    pub fn wanted_format(&self) -> Option<Format> {
+        #[cfg(feature = "export")]
+        if self.format.is_none() && self.output.as_deref().is_some_and(is_table) {
+            return Some(Format::Parquet);
+        }
+        self.format
+    }
+
+    #[cfg(feature = "export")]
+    fn is_table(&self) -> bool {
+        self.wanted_format() == Some(Format::Parquet)
+    }
+
+    #[cfg(not(feature = "export"))]
+    fn is_table(&self) -> bool {
+        false
+    }
+
     /// Returns the given options that have no effect for a script, or for probes.
     pub fn without_meaning(&self, is_script: bool) -> Vec<&'static str> {
         let given = match is_script {
@@ -476,6 +497,7 @@ impl Trace {
                 ("--stack", self.stack > 0),
                 ("--ustack", self.ustack > 0),
                 ("--buffer", self.buffer != DEFAULT_SLOTS),
+                ("a table in Parquet", self.is_table()),
             ]
             .to_vec(),
             false => [
@@ -578,6 +600,15 @@ pub enum Format {
     Json,
     /// Of a script, its maps as folded stacks for flame graphs
     Collapsed,
+    #[cfg(feature = "export")]
+    /// Of probes, a table for DuckDB and others, a row for each hit; usual for FILE.parquet
+    Parquet,
+}
+
+/// Checks whether a file's name asks for a table.
+#[cfg(feature = "export")]
+fn is_table(file: &Path) -> bool {
+    file.extension().is_some_and(|ending| ending == "parquet")
 }
 
 /// A time in seconds, with or without a fraction.

@@ -94,13 +94,20 @@ pub fn trace_stream(stream: &[u8], format: u8) -> Vec<u8> {
             } => {
                 traced = probes;
                 writer = Writer::new(format, hz);
-                writer.begin(clock);
+                if writer.begin(clock).is_err() {
+                    break;
+                }
             }
             Line::More { probe } => traced.push(probe),
-            Line::Event { probe, event } => writer.line(&event, traced.get(probe)),
+            Line::Event { probe, event } => {
+                if writer.line(&event, traced.get(probe)).is_err() {
+                    break;
+                }
+            }
             Line::End { .. } | Line::Refused { .. } => break,
         }
     }
+    let _ = writer.finish();
     writer.take()
 }
 

@@ -41,6 +41,8 @@ mod end_report;
 mod ending;
 mod expect;
 mod file_memory;
+#[cfg(feature = "export")]
+mod export;
 mod guest_image;
 mod guest_kernel;
 mod history;
@@ -51,6 +53,8 @@ mod image_tables;
 mod inspection;
 mod listener;
 mod log_lines;
+#[cfg(feature = "test-utils")]
+pub mod measured;
 mod memory_size;
 mod messages;
 pub mod net;

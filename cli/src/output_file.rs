@@ -2,9 +2,11 @@
 
 use crate::report::OutputFileError;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use trace_devices::render::CutOff;
 
 use crate::report::Harmless;
 
@@ -146,6 +148,29 @@ pub fn kept_output(mut file: Option<&mut OutputFile>) -> Result<Output, OutputFi
     trace_output(file.as_deref())
 }
 
+/// The number of tries to end a file that was cut off, each with less of it.
+const MOST_TRIES: usize = 8;
+
+/// Ends a file that could not be written further. `end` returns what follows so many intact bytes.
+/// Returns the number of records that the file lacks, or `None` if it has no end.
+pub fn cut_off(mut file: File, end: impl Fn(u64) -> Option<CutOff>) -> Option<u64> {
+    let facts = file.metadata().ok().filter(fs::Metadata::is_file)?;
+    let mut intact = facts.len();
+    for _ in 0..MOST_TRIES {
+        let cut = end(intact)?;
+        let written = file
+            .set_len(cut.length)
+            .and_then(|()| file.seek(SeekFrom::Start(cut.length)))
+            .and_then(|_| file.write_all(&cut.end));
+        match written {
+            Ok(()) => return Some(cut.lost),
+            Err(error) => log::info!("the end of a file at {}: {error}", cut.length),
+        }
+        intact = cut.length.checked_sub(1)?;
+    }
+    None
+}
+
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if self.created
@@ -182,6 +207,27 @@ mod tests {
         assert_eq!(mode & 0o777, PRIVATE);
         drop(made);
         assert!(!new.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_gets_an_end_with_less_of_it_where_one_is_refused() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"abcdefgh").unwrap();
+        let end = |intact: u64| {
+            // A length that no file can have is refused.
+            let length = if intact == 8 { u64::MAX } else { 3 };
+            Some(CutOff {
+                length,
+                end: b"Z".to_vec(),
+                lost: 7,
+            })
+        };
+        assert_eq!(cut_off(file.try_clone().unwrap(), end), Some(7));
+        file.seek(SeekFrom::Start(0)).unwrap();
+        assert_eq!(io::read_to_string(&file).unwrap(), "abcZ");
+        assert_eq!(cut_off(file, |_| None), None);
+        let pipe = File::from(std::os::fd::OwnedFd::from(io::pipe().unwrap().1));
+        assert_eq!(cut_off(pipe, end), None);
     }
 
     #[test]

@@ -42,7 +42,7 @@ macro_rules! read_help {
 Events go to standard output (or -o), counts to standard error. Ctrl-C ends it, and so does the end of the machine. Later readers do not \
 get the events that were read before; concurrent readers all get them. trace: text (the device's lines), raw (the same), json, perfetto, \
 collapsed. ptrace: text (as ptrace(1) prints), raw (records of 28 bytes), json, perfetto, svg. dt: text, raw (structures of dt(4)), json, of \
-probes such as kprobe:vfs_read:entry."
+probes such as kprobe:vfs_read:entry. All have parquet, a table for DuckDB and others."
     };
 }
 
@@ -78,9 +78,9 @@ pub struct Read {
     /// For dt: the probes
     #[arg(value_name = "PROBE")]
     pub probes: Vec<String>,
-    /// The form of events
-    #[arg(long, value_enum, default_value = "text")]
-    pub format: StreamFormat,
+    /// The form of events; by default text, and parquet for FILE.parquet
+    #[arg(long, value_enum)]
+    pub format: Option<StreamFormat>,
     /// Write to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -109,6 +109,15 @@ pub struct Read {
 }
 
 impl Read {
+    /// Returns the form of events.
+    pub fn wanted_format(&self) -> StreamFormat {
+        #[cfg(feature = "export")]
+        if self.format.is_none() && self.output.as_deref().is_some_and(super::is_table) {
+            return StreamFormat::Parquet;
+        }
+        self.format.unwrap_or(StreamFormat::Text)
+    }
+
     /// Returns the given options that have no effect for the port.
     pub fn without_meaning(&self) -> Vec<String> {
         use StreamFormat::{Collapsed, Perfetto, Svg};
@@ -117,9 +126,10 @@ impl Read {
             ReadPort::Ptrace => (false, true, false),
             ReadPort::Dt => (false, false, true),
         };
-        let format = self.format.to_possible_value();
+        let wanted = self.wanted_format();
+        let format = wanted.to_possible_value();
         let format = format.map_or_else(String::new, |v| format!("--format {}", v.get_name()));
-        let is_odd = match self.format {
+        let is_odd = match wanted {
             Collapsed => !of_trace,
             Svg => !of_ptrace,
             Perfetto => of_dt,

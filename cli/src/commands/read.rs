@@ -157,7 +157,7 @@ fn of_port(
     for who in who.chain(args.all.then(|| "all".to_owned())) {
         traced.add(&socket, who)?;
     }
-    let (guest, format) = (guest(&socket)?, args.format);
+    let (guest, format) = (guest(&socket)?, args.wanted_format());
     let source = Port {
         client,
         _traced: traced,
@@ -195,7 +195,7 @@ fn of_dt(machine: &Running, args: &args::Read) -> Result<(Box<dyn Source>, MakeS
         names.insert(number, probe.clone());
     }
     device.record(true)?;
-    let (names, format) = (Arc::new(names), args.format);
+    let (names, format) = (Arc::new(names), args.wanted_format());
     let make = move || show::shape(format, &names);
     Ok((Box::new(device), Box::new(make)))
 }
@@ -214,7 +214,9 @@ fn check(args: &args::Read) -> Result<(), Failure> {
             "dt: no probes given; name some, such as: exotrace read dt kprobe:vfs_read:entry";
         return Err(Failure::Usage(wrong.into()));
     }
-    let is_binary = match args.format {
+    let is_binary = match args.wanted_format() {
+        #[cfg(feature = "export")]
+        StreamFormat::Parquet => true,
         StreamFormat::Perfetto => true,
         StreamFormat::Raw => args.port != ReadPort::Trace,
         _ => false,
@@ -470,6 +472,10 @@ mod tests {
             ("ptrace", " Run "),
             ("ptrace --format json", "\"pid\":3"),
             ("ptrace --format svg", "</svg>"),
+            #[cfg(feature = "export")]
+            ("trace --format parquet", "PAR1"),
+            #[cfg(feature = "export")]
+            ("ptrace --format parquet", "PAR1"),
         ] {
             for (kind, ticks) in [(LineKind::Entry, 2), (LineKind::Exit, 12)] {
                 let line = TraceLine {

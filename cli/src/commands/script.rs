@@ -154,7 +154,8 @@ pub fn form(format: Option<Format>) -> Form {
     match format {
         Some(Format::Json) => Form::Json,
         Some(Format::Collapsed) => Form::Collapsed,
-        Some(Format::Text | Format::Events) | None => Form::Text,
+        // A table is refused before.
+        _ => Form::Text,
     }
 }
 

@@ -4,6 +4,8 @@
 //! However it ends, by Ctrl-C or killed, the machine sees the connection close and removes the
 //! traps.
 
+#[cfg(feature = "export")]
+use std::io::IsTerminal;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -20,8 +22,7 @@ use super::script::{self, Source};
 use crate::args::{self, Format};
 use crate::client::control::{ask, connect, unexpected};
 use crate::commands::trace_output::Writer;
-use crate::output_file::Output;
-use crate::output_file::{OutputFile, kept_output};
+use crate::output_file::{self, Output, OutputFile, kept_output};
 use crate::protocol::control::{Answer, Command, ListedProbe};
 use crate::protocol::end::MachineEnd;
 use crate::protocol::trace::Request;
@@ -65,7 +66,12 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
     if let Some(source) = source {
         return script::run(args, source);
     }
-    let format = args.format.unwrap_or(Format::Events);
+    let format = args.wanted_format().unwrap_or(Format::Events);
+    #[cfg(feature = "export")]
+    if format == Format::Parquet && args.output.is_none() && io::stdout().is_terminal() {
+        let wrong = "a table in Parquet is binary: write it to a file (-o FILE) or to a pipe";
+        return Err(Failure::Usage(wrong.into()));
+    }
     let request = Request {
         probes: args.what,
         pids: args.pids,
@@ -81,7 +87,66 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
     };
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
     let (lines, _signals) = start(args.which, &Command::Trace(request), args.duration)?;
-    follow(lines, kept_output(file.as_mut())?, format)
+    let output = kept_output(file.as_mut())?;
+    let mut shown = Shown {
+        output,
+        writer: Writer::new(format, 1),
+        failed: false,
+    };
+    let followed = follow(lines, &mut shown, format);
+    shown.close(followed, file.as_ref())
+}
+
+/// The events on their way to the output.
+struct Shown {
+    output: Output,
+    writer: Writer,
+    /// Set when the output accepts nothing more.
+    failed: bool,
+}
+
+impl Shown {
+    /// Writes the bytes that were made.
+    fn write(&mut self) -> Result<(), Failure> {
+        let bytes = self.writer.take();
+        let written = self.output.write_all(&bytes);
+        let written = written.and_then(|()| self.output.flush());
+        self.failed |= written.is_err();
+        written.to_output()
+    }
+
+    /// Writes the end of the output.
+    fn finish(&mut self) -> Result<(), Failure> {
+        self.writer.finish()?;
+        self.write()
+    }
+
+    /// Ends a file that could not be written to its end, and adds to the failure the number of
+    /// events that it lacks.
+    fn close(
+        self,
+        followed: Result<(), Failure>,
+        file: Option<&OutputFile>,
+    ) -> Result<(), Failure> {
+        let Self {
+            output,
+            writer,
+            failed,
+        } = self;
+        // What it still holds goes before the end.
+        drop(output);
+        match (followed, file) {
+            (Err(Failure::Failed(why)), Some(file)) if failed => {
+                let cut = file.writer()?;
+                let lost = output_file::cut_off(cut, |intact| writer.cut_off(intact));
+                Err(Failure::Failed(match lost {
+                    Some(lost) => format!("{why}; {lost} events are not in it"),
+                    None => why,
+                }))
+            }
+            (followed, _) => followed,
+        }
+    }
 }
 
 /// Requests a trace from a machine. The trace ends at a stop signal, while those are watched, or
@@ -167,11 +232,15 @@ fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Failure> {
 }
 
 /// Prints the events until the machine ends the trace.
-fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Failure> {
-    let mut writer = Writer::new(format, 1);
+fn follow(mut lines: Lines, shown: &mut Shown, format: Format) -> Result<(), Failure> {
     let mut traced: Vec<Traced> = Vec::new();
     loop {
-        match lines.next()? {
+        let line = match lines.next() {
+            Ok(line) => line,
+            // The events until then are whole.
+            Err(lost) => return shown.finish().and(Err(lost)),
+        };
+        match line {
             Line::Begin {
                 probes,
                 clock,
@@ -189,20 +258,20 @@ fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Fa
                     clock.unix_ns
                 ));
                 traced = probes;
-                writer = Writer::new(format, hz);
-                writer.begin(clock);
+                shown.writer = Writer::new(format, hz);
+                shown.writer.begin(clock)?;
             }
             Line::More { probe } => {
                 say(format_args!("tracing {}", probe.name));
                 traced.push(probe);
             }
-            Line::Event { probe, event } => writer.line(&event, traced.get(probe)),
+            Line::Event { probe, event } => shown.writer.line(&event, traced.get(probe))?,
             Line::End {
                 counts,
                 hits,
                 machine,
             } => {
-                write(&mut output, &mut writer)?;
+                shown.finish()?;
                 tell(&counts);
                 tell_cost(&counts.cost, &counts.unwatched);
                 let counts = traced.iter().zip(hits).filter(|(_, hits)| *hits > 0);
@@ -215,17 +284,9 @@ fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Fa
         }
         // Lines that arrive together are written together.
         if !lines.has_more() {
-            write(&mut output, &mut writer)?;
+            shown.write()?;
         }
     }
-}
-
-fn write(output: &mut Output, writer: &mut Writer) -> Result<(), Failure> {
-    let bytes = writer.take();
-    output
-        .write_all(&bytes)
-        .and_then(|()| output.flush())
-        .to_output()
 }
 
 /// Reports the probes of patterns that are not traced.

@@ -14,9 +14,14 @@ use introspect::kernel::symbols::Symbols;
 use probes::engine::ProbeStats;
 use probes::event::Event;
 use serde::Serialize;
+use trace_devices::render::CutOff;
+#[cfg(feature = "export")]
+use trace_devices::render::Render;
 use trace_devices::trace_line::TraceLine;
 
 use crate::args::Format;
+#[cfg(feature = "export")]
+use crate::export::parquet::{Hit, Hits};
 use crate::guest_kernel::symbolize;
 use crate::protocol::event::EventLine;
 use crate::protocol::trace::{Counts, Traced};
@@ -100,7 +105,10 @@ fn follow(
     mut outbox: Outbox,
     stop: &Stop,
 ) -> (io::Result<()>, Vec<ProbeStats>) {
-    writer.begin(tracing.began());
+    // Only a table can fail, and there is none here.
+    if let Err(error) = writer.begin(tracing.began()) {
+        return (Err(error), tracing.stop());
+    }
     let mut events = Vec::new();
     loop {
         let ended = stop.wait();
@@ -110,7 +118,9 @@ fn follow(
         let room = outbox.has_room();
         if ended || room == Ok(true) {
             tracing.drain(|event| events.push(event));
-            writer.write(&events, tracing.traced());
+            if let Err(error) = writer.write(&events, tracing.traced()) {
+                return (Err(error), tracing.stop());
+            }
             events.clear();
         }
         let put = outbox.put(writer.take());
@@ -129,6 +139,9 @@ pub struct Writer {
     begin: ClockPair,
     /// The bytes to be written.
     bytes: Vec<u8>,
+    /// The table of the events, from the first clock on.
+    #[cfg(feature = "export")]
+    table: Option<Hits>,
 }
 
 /// The first line of a JSON trace.
@@ -150,12 +163,21 @@ impl Writer {
             hz: hz.max(1),
             begin: ClockPair { tsc: 0, unix_ns: 0 },
             bytes: Vec::new(),
+            #[cfg(feature = "export")]
+            table: None,
         }
     }
 
     /// Adds the lines before the first event.
-    pub fn begin(&mut self, pair: ClockPair) {
+    ///
+    /// # Errors
+    /// If a table cannot be made.
+    pub fn begin(&mut self, pair: ClockPair) -> io::Result<()> {
         self.begin = pair;
+        #[cfg(feature = "export")]
+        if self.format == Format::Parquet {
+            self.table = Some(Hits::new(pair, self.hz)?);
+        }
         if self.format == Format::Json {
             let line = JsonClock {
                 event: "clock",
@@ -165,9 +187,10 @@ impl Writer {
             };
             json_line(&mut self.bytes, &line);
         }
+        Ok(())
     }
 
-    fn write(&mut self, events: &[Event], probes: &[Traced]) {
+    fn write(&mut self, events: &[Event], probes: &[Traced]) -> io::Result<()> {
         for event in events {
             if self.format == Format::Text {
                 if let Some(line) = TraceLine::of(event) {
@@ -178,12 +201,16 @@ impl Writer {
             let probe = probes.get(usize::try_from(event.probe).unwrap_or(usize::MAX));
             let symbols = self.symbols.as_ref();
             let line = EventLine::new(event, probe, &|pc| symbolize(symbols, pc));
-            self.line(&line, probe);
+            self.line(&line, probe)?;
         }
+        Ok(())
     }
 
-    /// Adds the line of an event of `probe`.
-    pub fn line(&mut self, line: &EventLine, probe: Option<&Traced>) {
+    /// Adds an event of `probe`.
+    ///
+    /// # Errors
+    /// If a table cannot be continued.
+    pub fn line(&mut self, line: &EventLine, probe: Option<&Traced>) -> io::Result<()> {
         match self.format {
             Format::Json => json_line(&mut self.bytes, line),
             Format::Text => {
@@ -198,10 +225,39 @@ impl Writer {
                 self.bytes.extend(text::line(line, probe, seconds).bytes());
                 self.bytes.push(b'\n');
             }
+            #[cfg(feature = "export")]
+            Format::Parquet => {
+                if let Some(table) = &mut self.table {
+                    table.record(&Hit { line, probe }, &mut self.bytes)?;
+                }
+            }
         }
+        Ok(())
     }
 
-    /// Returns the lines made since the last call.
+    /// Adds the end of a table. Nothing may be added then.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn finish(&mut self) -> io::Result<()> {
+        #[cfg(feature = "export")]
+        if let Some(table) = &mut self.table {
+            return table.finish(&mut self.bytes);
+        }
+        Ok(())
+    }
+
+    /// Returns the end for a file that has `intact` bytes of a table.
+    pub fn cut_off(&self, intact: u64) -> Option<CutOff> {
+        #[cfg(feature = "export")]
+        if let Some(table) = &self.table {
+            return table.cut_off(intact);
+        }
+        let _ = intact;
+        None
+    }
+
+    /// Returns the bytes made since the last call.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
@@ -258,8 +314,8 @@ mod tests {
             ..entry.clone()
         };
         let tsc = 0x96_d201_1acb - 1_500_000;
-        writer.begin(ClockPair { tsc, unix_ns: 6 });
-        writer.write(&[entry, exit], &[probe, back]);
+        writer.begin(ClockPair { tsc, unix_ns: 6 }).unwrap();
+        writer.write(&[entry, exit], &[probe, back]).unwrap();
         String::from_utf8(writer.take()).unwrap()
     }
 

@@ -23,4 +23,23 @@ pub trait Render<T: ?Sized> {
         let _ = out;
         Ok(())
     }
+
+    /// Returns the end for a file that could not be written further, and has `intact` bytes of the
+    /// output so far. Returns `None` for a format that is read as far as it goes, or if there is no
+    /// such end.
+    fn cut_off(&self, intact: u64) -> Option<CutOff> {
+        let _ = intact;
+        None
+    }
+}
+
+/// The end for a file that was cut off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CutOff {
+    /// The length of the file's part that is kept, in bytes.
+    pub length: u64,
+    /// The bytes that follow it.
+    pub end: Vec<u8>,
+    /// The number of records that are not in the file.
+    pub lost: u64,
 }

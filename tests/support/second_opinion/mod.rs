@@ -6,11 +6,13 @@
 //! | `kallsyms-finder` of vmlinux-to-elf | PyPI, a pinned version | every symbol of a kernel image |
 //! | pahole | the package pahole, which building a kernel needs as well | the offset of every member of every struct |
 //! | objtool | Debian's linux-kbuild of the kernel's own version | every record of ORC |
+//! | DuckDB | PyPI, a pinned version | the rows of a trace in Parquet |
 //! | the definitions of Perfetto's messages | PyPI, a pinned version | whether Perfetto's UI can read a timeline |
 //!
 //! The programs are fetched once and kept in the cache. A program that cannot be had or fails ends
 //! the test: without its result there is no comparison.
 
+pub mod duckdb;
 mod pahole;
 mod perfetto;
 
@@ -33,7 +35,7 @@ pub use perfetto::Timeline;
 /// ORC changed its records, and modules, page cache and per-CPU data changed their structures.
 pub const DEBIAN_VERSIONS: [&str; 2] = ["6.1", "6.12"];
 const FINDER: Package = Package {
-    requirement: "vmlinux-to-elf==1.4.0",
+    requirements: &["vmlinux-to-elf==1.4.0"],
     entry: "second-opinion-vmlinux-to-elf-1.4.0",
 };
 const TOPIC: &str = "second-opinion";
@@ -193,10 +195,10 @@ impl OtherKernel {
     }
 }
 
-/// A package of PyPI.
+/// A package of PyPI, or several.
 struct Package {
-    /// The name and version, as pip accepts them.
-    requirement: &'static str,
+    /// The names and versions, as pip accepts them.
+    requirements: &'static [&'static str],
     /// The name of the cache's entry.
     entry: &'static str,
 }
@@ -220,7 +222,8 @@ impl Package {
             make.args(["-m", "venv"]).arg(&environment),
         );
         let mut pip = Command::new(environment.join("bin/python3"));
-        pip.args(["-m", "pip", "install", "--quiet", self.requirement]);
+        pip.args(["-m", "pip", "install", "--quiet"])
+            .args(self.requirements);
         output("pip install", &mut pip);
         heard("the cache", cache.publish(&environment, self.entry))
     }

@@ -9,7 +9,7 @@ use super::{Package, heard, output};
 /// PyPI's package with the definitions of all of Perfetto's messages. It does not contain the
 /// program that reads files into Perfetto's UI.
 const DEFINITIONS: Package = Package {
-    requirement: "perfetto==0.59.1",
+    requirements: &["perfetto==0.59.1"],
     entry: "second-opinion-perfetto-0.59.1",
 };
 const CHECK: &str = "tests/support/second_opinion/check_perfetto.py";

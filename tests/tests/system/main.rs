@@ -13,6 +13,7 @@ mod disk_images;
 mod dt;
 mod examples;
 mod expect;
+mod exports;
 mod gdb;
 mod guest_patches;
 mod guest_patches_branches;

@@ -6,11 +6,15 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use trace_devices::dt::abi::{EventFields, Values};
+#[cfg(feature = "export")]
+use trace_devices::render::CutOff;
 use trace_devices::render::Render;
 
 use crate::client::dt::ABI;
 use crate::client::streams::StreamFormat;
 use crate::client::streams::shape::{AsIs, Shape};
+#[cfg(feature = "export")]
+use crate::export::parquet;
 use crate::report::printable;
 
 /// The names of probes by number.
@@ -26,8 +30,37 @@ pub fn shape(format: StreamFormat, names: &Names) -> Result<Box<Shape>, String> 
         StreamFormat::Raw => Ok(Box::new(AsIs)),
         StreamFormat::Text => Ok(Box::new(Lines { names, json: false })),
         StreamFormat::Json => Ok(Box::new(Lines { names, json: true })),
-        _ => Err("invalid format for dt: expected text, json or raw".into()),
+        #[cfg(feature = "export")]
+        StreamFormat::Parquet => {
+            let table = parquet::Device::new(names).map_err(|error| error.to_string())?;
+            Ok(Box::new(Table(table)))
+        }
+        _ => Err("invalid format for dt: expected text, json, raw or parquet".into()),
     }
+}
+
+/// A table of events.
+#[cfg(feature = "export")]
+struct Table(parquet::Device);
+
+#[cfg(feature = "export")]
+impl Render<[u8]> for Table {
+    fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
+        self.0.record(&parse(record)?, out)
+    }
+
+    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        self.0.finish(out)
+    }
+
+    fn cut_off(&self, intact: u64) -> Option<CutOff> {
+        self.0.cut_off(intact)
+    }
+}
+
+fn parse(record: &[u8]) -> io::Result<EventFields> {
+    let event = ABI.read_event(record);
+    event.ok_or_else(|| io::Error::other("too few bytes for an event"))
 }
 
 struct Lines {
@@ -37,8 +70,6 @@ struct Lines {
 
 impl Render<[u8]> for Lines {
     fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
-        let event = ABI.read_event(record);
-        let event = event.ok_or_else(|| io::Error::other("too few bytes for an event"))?;
         let EventFields {
             probe,
             cpu,
@@ -48,7 +79,7 @@ impl Render<[u8]> for Lines {
             ref comm,
             values,
             ..
-        } = event;
+        } = parse(record)?;
         let comm = String::from_utf8_lossy(comm);
         let probe = self.names.get(&probe).map_or("", String::as_str);
         let arguments = match values {

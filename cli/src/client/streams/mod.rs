@@ -23,4 +23,7 @@ pub enum StreamFormat {
     Collapsed,
     /// For ptrace: a picture of the timeline, at the end
     Svg,
+    #[cfg(feature = "export")]
+    /// A table for DuckDB and others, a row for each event
+    Parquet,
 }

@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use probes::clock::Clock;
 use trace_devices::ptrace;
 use trace_devices::ptrace::record::Record;
-use trace_devices::render::Render;
+use trace_devices::render::{CutOff, Render};
 use trace_devices::trace_line::TraceLine;
 use trace_devices::trace_render;
 
 use crate::client::streams::StreamFormat;
+#[cfg(feature = "export")]
+use crate::export::parquet;
 use crate::protocol::ports::EventName;
 
 /// The largest number of cached names: each took a request to the machine.
@@ -85,6 +87,15 @@ pub fn shape(port: EventName, format: StreamFormat, guest: &Guest) -> Result<Box
         (EventName::Ptrace, StreamFormat::Json) => records(ptrace::render::Json::default()),
         (EventName::Ptrace, StreamFormat::Perfetto) => records(ptrace::render::Perfetto::default()),
         (EventName::Ptrace, StreamFormat::Svg) => records(ptrace::render::Svg::default()),
+        #[cfg(feature = "export")]
+        (EventName::Trace, StreamFormat::Parquet) => {
+            let table = parquet::Calls::new(symbols(), clock);
+            lines(table.map_err(|error| error.to_string())?)
+        }
+        #[cfg(feature = "export")]
+        (EventName::Ptrace, StreamFormat::Parquet) => {
+            records(parquet::Processes::new().map_err(|error| error.to_string())?)
+        }
         (EventName::Trace, StreamFormat::Svg) | (EventName::Ptrace, StreamFormat::Collapsed) => {
             return Err("not a format of this port".into());
         }
@@ -130,5 +141,9 @@ impl<T, R: Render<T>> Render<[u8]> for Rendered<T, R> {
 
     fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
         self.render.finish(out)
+    }
+
+    fn cut_off(&self, intact: u64) -> Option<CutOff> {
+        self.render.cut_off(intact)
     }
 }

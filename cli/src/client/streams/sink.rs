@@ -65,6 +65,8 @@ pub struct Sink {
     taken: u64,
     made: u64,
     rotation: Option<Rotation>,
+    /// Set when the output could not be written further.
+    is_cut_off: bool,
 }
 
 struct Output {
@@ -135,6 +137,7 @@ impl Sink {
             taken: 0,
             made: 0,
             rotation,
+            is_cut_off: false,
         })
     }
 
@@ -167,7 +170,20 @@ impl Sink {
     pub fn flush(&mut self) -> Result<(), Failure> {
         let waiting = std::mem::take(&mut self.waiting);
         let written = self.output.write(&waiting, &self.stop);
-        written.map_err(|error| self.output.failed(&error))
+        written.map_err(|error| self.cut_off(self.output.failed(&error)))
+    }
+
+    /// Ends a file that cannot be written further, and adds to the failure the number of records
+    /// that it lacks.
+    fn cut_off(&mut self, failure: Failure) -> Failure {
+        let (Failure::Failed(why), Ok(file)) = (&failure, self.output.file.try_clone()) else {
+            return failure;
+        };
+        self.is_cut_off = true;
+        match output_file::cut_off(file, |intact| self.shape.cut_off(intact)) {
+            Some(lost) => Failure::Failed(format!("{why}; {lost} records are not in it")),
+            None => failure,
+        }
     }
 
     /// Checks that the output still has a reader, while there is nothing to write.
@@ -186,7 +202,10 @@ impl Sink {
     /// # Errors
     /// As [`Self::record`].
     pub fn finish(mut self) -> Result<(), Failure> {
-        self.end_shape()
+        match self.is_cut_off {
+            true => Ok(()),
+            false => self.end_shape(),
+        }
     }
 
     fn end_shape(&mut self) -> Result<(), Failure> {

@@ -61,6 +61,11 @@ use setup::{Inputs, make};
 /// # Errors
 /// If an argument is not usable, the guest crashed, or an expectation failed.
 pub fn run(args: args::Run) -> Result<(), Failure> {
+    #[cfg(feature = "export")]
+    if args.format == Some(Format::Parquet) {
+        let wrong = "--format parquet: not for run; trace the running machine: exotrace trace -o FILE.parquet PROBE";
+        return Err(Failure::Usage(wrong.into()));
+    }
     if !args.trace.is_empty() && args.format == Some(Format::Collapsed) {
         return Err(Failure::Usage(
             "--format collapsed: not for a trace of probes".into(),

@@ -5,7 +5,7 @@ const MAX_DEPTH: usize = 4096;
 
 /// The open calls, with a value for each.
 #[derive(Debug)]
-pub(super) struct Calls<T> {
+pub struct Calls<T> {
     open: Vec<T>,
     deeper: u64,
 }
@@ -21,12 +21,13 @@ impl<T> Default for Calls<T> {
 
 impl<T> Calls<T> {
     /// Returns the innermost call that is kept.
-    pub(super) fn innermost(&self) -> Option<&T> {
+    #[must_use]
+    pub fn innermost(&self) -> Option<&T> {
         self.open.last()
     }
 
     /// Enters a function.
-    pub(super) fn enter(&mut self, call: T) {
+    pub fn enter(&mut self, call: T) {
         if self.open.len() < MAX_DEPTH {
             self.open.push(call);
         } else {
@@ -36,7 +37,7 @@ impl<T> Calls<T> {
 
     /// Leaves the innermost call. Returns `None` if there is none, or if it was too deep to be
     /// kept.
-    pub(super) fn leave(&mut self) -> Option<T> {
+    pub fn leave(&mut self) -> Option<T> {
         if self.deeper > 0 {
             self.deeper -= 1;
             return None;

@@ -16,6 +16,7 @@ mod tests;
 
 use std::num::NonZeroUsize;
 
+pub use calls::Calls;
 pub use collapsed::Collapsed;
 pub use json::Json;
 pub use perfetto::Perfetto;
@@ -25,7 +26,7 @@ pub type Symbols = Box<dyn Fn(u64) -> Option<String> + Send>;
 
 /// The greatest number of processes whose open calls are kept. Those of the processes seen longest
 /// ago are forgotten.
-const MAX_TASKS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
+pub const MAX_TASKS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 
 /// Returns the name of an address, or the address itself.
 fn named(symbols: &Symbols, pc: u64) -> String {

@@ -20,7 +20,9 @@ use std::num::NonZeroUsize;
 pub use json::Json;
 pub use perfetto::Perfetto;
 pub use svg::{MAX_DRAWN, MAX_ROWS, Svg};
+pub use tasks::{Seen, Tasks};
 pub use text::Text;
+pub use trap::Trap;
 
 /// The greatest number of processes whose names and states a renderer keeps. Those seen longest ago
 /// are forgotten.

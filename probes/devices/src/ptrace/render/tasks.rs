@@ -7,13 +7,13 @@ use crate::ptrace::record::{EventType, Record, name_of};
 
 /// The names and states of processes.
 #[derive(Debug)]
-pub(super) struct Tasks {
+pub struct Tasks {
     seen: LruCache<u32, Seen>,
 }
 
 /// The name and state of one process.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub struct Seen {
     name: Option<String>,
     state: Option<EventType>,
 }
@@ -28,7 +28,7 @@ impl Default for Tasks {
 
 impl Tasks {
     /// Updates the record's process and returns its name and state.
-    pub(super) fn record(&mut self, record: &Record) -> &Seen {
+    pub fn record(&mut self, record: &Record) -> &Seen {
         let seen = self.seen.get_or_insert_mut(record.pid, Seen::default);
         match EventType::of(record.event) {
             Some(EventType::Name) => seen.name = name(record),
@@ -45,7 +45,8 @@ impl Tasks {
 
 impl Seen {
     /// Returns the process's name.
-    pub(super) fn name(&self) -> Option<&str> {
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 

@@ -6,7 +6,7 @@ use crate::ptrace::record::{TRAP_FAULT, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE}
 
 /// The cause of a trap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trap {
+pub enum Trap {
     /// A page fault.
     Fault {
         /// The address, less its upper four bits.
@@ -28,7 +28,8 @@ pub(super) enum Trap {
 
 impl Trap {
     /// Decodes an argument as Plan 9's readers do: first as a fault, then as a system call.
-    pub(super) fn of(argument: u64) -> Self {
+    #[must_use]
+    pub fn of(argument: u64) -> Self {
         let value = argument & TRAP_MASK;
         if argument & TRAP_FAULT != 0 {
             let write = argument & TRAP_WRITE != 0;

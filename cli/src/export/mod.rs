@@ -1,0 +1,4 @@
+//! Hits, records and maps for the systems that keep data. Everything here belongs to a client: the
+//! machine's own process opens no sockets for it.
+
+pub mod parquet;
