@@ -4,6 +4,7 @@
 // The documentation shows `demo` and `guest` too.
 #[cfg(all(test, feature = "guests"))]
 mod documentation_tests;
+mod exports;
 mod ports;
 mod run;
 
@@ -20,6 +21,7 @@ use crate::protocol::cost::Budget;
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
+pub use exports::Exports;
 pub use ports::{Ctl, Mount, Read, ReadPort};
 pub use run::{Run, Switch, User};
 
@@ -437,6 +439,9 @@ pub struct Trace {
     /// Write the trace to this file instead of standard output; FILE.parquet becomes a table
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// The systems that get it besides
+    #[command(flatten)]
+    pub exports: Exports,
     /// End the trace this long after its probes are armed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,

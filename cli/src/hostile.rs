@@ -104,6 +104,7 @@ pub fn trace_stream(stream: &[u8], format: u8) -> Vec<u8> {
                     break;
                 }
             }
+            Line::Counts { .. } => {}
             Line::End { .. } | Line::Refused { .. } => break,
         }
     }

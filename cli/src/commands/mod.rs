@@ -4,6 +4,11 @@ mod ctl;
 #[cfg(feature = "guests")]
 mod demo;
 mod doctor;
+#[cfg(feature = "export")]
+mod exporting;
+#[cfg(not(feature = "export"))]
+#[path = "exporting_none.rs"]
+mod exporting;
 mod gdb;
 mod generate;
 #[cfg(feature = "guests")]

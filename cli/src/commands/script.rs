@@ -8,9 +8,15 @@ use bt::ast::ProbeKind;
 use bt::differences;
 use bt::library::{SCRIPTS, about};
 
+use super::exporting::Exports;
+#[cfg(not(feature = "export"))]
+use super::exporting::Labels;
+use super::remote::find;
 use super::run::{tell_cost, tell_given_up};
 use super::trace::{Lines, start, tell_skipped};
 use crate::args::{self, Format};
+#[cfg(feature = "export")]
+use crate::export::labels::labels;
 use crate::output_file::Output;
 use crate::output_file::{OutputFile, kept_output};
 use crate::protocol::control::Command;
@@ -168,7 +174,7 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
     for folder in &args.library {
         texts.extend(library::read(folder)?);
     }
-    let request = ScriptRequest {
+    let mut request = ScriptRequest {
         text: source.text,
         file: source.file,
         arguments: source.arguments,
@@ -203,17 +209,34 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         .any(|spec| !matches!(spec.kind, ProbeKind::Begin | ProbeKind::End));
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
     if !needs_guest {
+        if let [wrong, ..] = *args.exports.given() {
+            let wrong = format!("{wrong}: not for a script without probes");
+            return Err(Failure::Usage(wrong));
+        }
         let (Rendered { out, err }, status) =
             run_alone(&script, &request).map_err(Failure::refused)?;
         put(&mut kept_output(file.as_mut())?, &out, &err)?;
         return with_status(status);
     }
-    let (lines, _signals) = start(args.which, &Command::Script(request), args.duration)?;
-    follow(lines, kept_output(file.as_mut())?, args.verbose > 0)
+    let machine = find(args.which)?;
+    #[cfg(feature = "export")]
+    let labels = labels(&script, &request.text);
+    #[cfg(not(feature = "export"))]
+    let labels = Labels::new();
+    let exports = Exports::start(&args.exports, &machine, labels)?;
+    request.whose.interval_ms = exports.interval_ms();
+    let (lines, _signals) = start(&machine, &Command::Script(request), args.duration)?;
+    let output = kept_output(file.as_mut())?;
+    follow(lines, output, exports, args.verbose > 0)
 }
 
 /// Prints the output until the machine ends the script.
-fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Failure> {
+fn follow(
+    mut lines: Lines,
+    mut output: Output,
+    mut exports: Exports,
+    verbose: bool,
+) -> Result<(), Failure> {
     loop {
         match lines.next()? {
             Line::Begin {
@@ -227,7 +250,10 @@ fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Fai
                 tell_attached(probes.len());
             }
             Line::Output { out, err } => put(&mut output, out.as_bytes(), err.as_bytes())?,
+            Line::Counts { counts } => exports.script_counts(&counts),
+            Line::Map(map) => exports.map(map),
             Line::End { counts, machine } => {
+                exports.script_counts(&counts);
                 tell(&counts, verbose);
                 tell_cost(&counts.cost, &counts.unwatched);
                 MachineEnd::report(machine.as_ref())?;

@@ -16,6 +16,7 @@ use probes::name::ProbePattern;
 use probes::provider::host_file;
 use serde::de::DeserializeOwned;
 
+use super::exporting::{Exports, Labels};
 use super::remote::find;
 use super::run::{tell, tell_cost};
 use super::script::{self, Source};
@@ -28,6 +29,7 @@ use crate::protocol::end::MachineEnd;
 use crate::protocol::trace::Request;
 use crate::protocol::trace::Traced;
 use crate::protocol::trace::{LONGEST_LINE, Line};
+use crate::registry::Running;
 use crate::report::{Failure, ToOutput, printable, say};
 use crate::signals::StopSignals;
 use crate::tracing::{count_by_provider, waits};
@@ -72,7 +74,11 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
         let wrong = "a table in Parquet is binary: write it to a file (-o FILE) or to a pipe";
         return Err(Failure::Usage(wrong.into()));
     }
+    let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
+    let machine = find(args.which)?;
+    let exports = Exports::start(&args.exports, &machine, Labels::new())?;
     let request = Request {
+        interval_ms: exports.interval_ms(),
         probes: args.what,
         pids: args.pids,
         follow: args.follow,
@@ -85,13 +91,13 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
         slots: args.buffer,
         budget: args.budget,
     };
-    let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
-    let (lines, _signals) = start(args.which, &Command::Trace(request), args.duration)?;
+    let (lines, _signals) = start(&machine, &Command::Trace(request), args.duration)?;
     let output = kept_output(file.as_mut())?;
     let mut shown = Shown {
         output,
         writer: Writer::new(format, 1),
         failed: false,
+        exports,
     };
     let followed = follow(lines, &mut shown, format);
     shown.close(followed, file.as_ref())
@@ -103,6 +109,7 @@ struct Shown {
     writer: Writer,
     /// Set when the output accepts nothing more.
     failed: bool,
+    exports: Exports,
 }
 
 impl Shown {
@@ -132,6 +139,7 @@ impl Shown {
             output,
             writer,
             failed,
+            ..
         } = self;
         // What it still holds goes before the end.
         drop(output);
@@ -152,13 +160,12 @@ impl Shown {
 /// Requests a trace from a machine. The trace ends at a stop signal, while those are watched, or
 /// after `duration`.
 pub(super) fn start(
-    which: args::VmSelector,
+    machine: &Running,
     command: &Command,
     duration: Option<Duration>,
 ) -> Result<(Lines, StopSignals), Failure> {
-    let machine = find(which)?;
     let signals = StopSignals::watch()?;
-    let stream = connect(&machine, command)?;
+    let stream = connect(machine, command)?;
     let closing = stream.try_clone()?;
     signals.on_stop(move || {
         // A connection already closed is as good.
@@ -266,11 +273,13 @@ fn follow(mut lines: Lines, shown: &mut Shown, format: Format) -> Result<(), Fai
                 traced.push(probe);
             }
             Line::Event { probe, event } => shown.writer.line(&event, traced.get(probe))?,
+            Line::Counts { counts, hits } => shown.exports.trace_counts(&counts, &traced, &hits),
             Line::End {
                 counts,
                 hits,
                 machine,
             } => {
+                shown.exports.trace_counts(&counts, &traced, &hits);
                 shown.finish()?;
                 tell(&counts);
                 tell_cost(&counts.cost, &counts.unwatched);

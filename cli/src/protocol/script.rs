@@ -164,6 +164,13 @@ pub enum Line {
         #[serde(default, skip_serializing_if = "Text::is_empty")]
         err: Text,
     },
+    /// The counts so far, at the interval of the request. The maps follow, one in each line.
+    Counts {
+        /// The script's counts.
+        counts: Counts,
+    },
+    /// A map as it is, at the interval of the request and at the end.
+    Map(MapLine),
     /// The last line.
     End {
         /// The script's counts.
@@ -173,6 +180,66 @@ pub enum Line {
     },
     /// The script was refused; nothing is traced.
     Refused(RequestError),
+}
+
+/// The largest number of entries of a [`MapLine`].
+pub const MOST_ENTRIES: usize = 10_000;
+/// The largest number of bytes of an entry's key.
+pub const LONGEST_KEY: usize = 512;
+
+// All entries fit into one line.
+const _: () = assert!((MOST_ENTRIES * ESCAPED * LONGEST_KEY) as u64 <= LONGEST_LINE);
+
+/// The contents of a map.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapLine {
+    /// The map's name without `@`.
+    pub name: String,
+    /// The kind of values.
+    pub kind: MapKind,
+    /// The entries that are numbers, ordered by key.
+    pub entries: Vec<MapEntry>,
+    /// The entries that are not here: beyond [`MOST_ENTRIES`], with keys of more than
+    /// [`LONGEST_KEY`] bytes, or no numbers.
+    pub left_out: u64,
+}
+
+/// The kinds of a map's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MapKind {
+    /// Numbers of `count()`: they grow.
+    Count,
+    /// Other numbers.
+    Number,
+    /// The values of `avg()` and `stats()`.
+    Mean,
+    /// The values of `hist()` and `lhist()`.
+    Histogram,
+}
+
+/// An entry of a map.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapEntry {
+    /// The texts of the key's parts; none for a variable without keys.
+    pub key: Vec<String>,
+    /// The value.
+    pub value: MapValue,
+}
+
+/// The value of an entry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MapValue {
+    /// A number.
+    Number(i64),
+    /// A number above the largest signed one.
+    Unsigned(u64),
+    /// The number of values and their sum.
+    Mean(i64, i64),
+    /// The buckets that have values, ascending: both bounds, inclusive and `null` where there is
+    /// none, and the number of values.
+    Histogram(Vec<(Option<i64>, Option<i64>, u64)>),
 }
 
 /// Bytes that are text in most cases.

@@ -41,6 +41,14 @@ pub struct Request {
     /// The share of each vCPU's time that the trace may cost; all of it if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
+    /// The interval of lines with the counts so far, in milliseconds; 0 for none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub interval_ms: u32,
+}
+
+/// Checks whether a number needs no word.
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Default for Request {
@@ -57,6 +65,7 @@ impl Default for Request {
             per_second: 0,
             slots: DEFAULT_SLOTS,
             budget: None,
+            interval_ms: 0,
         }
     }
 }
@@ -227,6 +236,13 @@ pub enum Line {
         probe: usize,
         /// The event.
         event: EventLine,
+    },
+    /// The counts so far, at the interval of the request.
+    Counts {
+        /// The counts of the trace.
+        counts: Counts,
+        /// The hits of each probe.
+        hits: Vec<u64>,
     },
     /// The last line.
     End {

@@ -4,18 +4,19 @@
 //! [`Job::finish`] once. Its output is already rendered: bytes for standard output and standard
 //! error.
 
+mod maps;
 mod moments;
 mod names;
 
 use crate::protocol::cost::{Cost, Unwatched};
-use crate::protocol::script::Counts;
+use crate::protocol::script::{Counts, MapLine};
 use std::sync::Arc;
 
 use bt::Clock;
 use bt::ast::{Dialect, Script};
 use bt::compile::Guest;
 use bt::render::{Output, collapsed, json, text};
-use bt::session::{Finder, NotFound, Prepared, ScriptSession};
+use bt::session::{Finder, NotFound, Prepared, ScriptSession, ScriptStats};
 use bt::value::Names;
 use introspect::kernel::btf::Btf;
 use probes::engine::{Engine, Waiter};
@@ -147,17 +148,33 @@ impl Job {
         rendered
     }
 
-    /// Removes the probes and returns the remaining output and the counts.
-    pub fn finish(mut self) -> (Rendered, Counts) {
-        // The counts are of one moment: no hit comes between them and the probes' end.
-        let machine = self.renderer.machine.clone();
-        let paused = machine.machine.pause();
+    /// Returns the contents of all maps that have numbers.
+    pub fn maps(&mut self) -> Vec<MapLine> {
+        let all: Vec<_> = self.script.maps().collect();
+        let outputs = all.iter().map(|(_, snapshot)| Output::Map {
+            snapshot: snapshot.clone(),
+            top: None,
+            divisor: None,
+        });
+        let outputs: Vec<Output> = outputs.collect();
+        self.renderer
+            .names
+            .prepare(&self.renderer.machine, &outputs);
+        let names = &self.renderer.names;
+        let lines = all.iter();
+        lines
+            .map(|(kind, snapshot)| maps::line(*kind, snapshot, names))
+            .collect()
+    }
+
+    /// Returns the counts so far.
+    pub fn counts(&self) -> Counts {
+        let hz = self.renderer.machine.tsc_hz();
         let each = self.script.each();
         let each: Vec<_> = each.into_iter().map(Option::unwrap_or_default).collect();
         let of_probes = || self.probes().into_iter().zip(&each);
         let given_up = of_probes().filter(|(_, stats)| stats.given_up > 0);
         let given_up = given_up.map(|(name, _)| name).collect();
-        let hz = machine.tsc_hz();
         let unwatched = of_probes().zip(self.script.unwatched());
         let unwatched = unwatched.filter_map(|((name, stats), unwatched)| {
             Unwatched::of(&name, stats.hits, unwatched?, hz)
@@ -169,35 +186,59 @@ impl Job {
             .collect();
         let engine = self.renderer.machine.engine.get().map(Engine::stats);
         let joined_ticks = engine.map_or(0, |stats| stats.joined_ticks) - self.ticks_before;
-        let mut outputs = Vec::new();
-        let mut moments = self.moments;
-        let stats = self
-            .script
-            .finish(&mut |output| outputs.push(output), &mut |moment| {
-                moments.keep(&machine, moment);
-            });
-        drop(paused);
         let counts = Counts {
-            hits: stats.probes.hits,
-            filtered: stats.probes.filtered,
-            ran: stats.probes.recorded,
-            lost_output: stats.lost_output,
-            lost_values: stats.lost_values,
-            divisions_by_zero: stats.divisions_by_zero,
-            failed_reads: stats.failed_reads,
-            failed_fields: stats.failed_fields,
-            endless: stats.endless,
             joined_ticks,
-            exit_status: stats.exit_status,
             each,
             given_up,
-            lost_moments: moments.lost(),
+            lost_moments: self.moments.lost(),
             cost,
             unwatched,
+            ..Counts::default()
         };
-        let mut rendered = self.renderer.render(&outputs);
+        with_stats(counts, &self.script.stats())
+    }
+
+    /// Removes the probes and returns the remaining output and the counts.
+    pub fn finish(self) -> (Rendered, Counts) {
+        // The counts are of one moment: no hit comes between them and the probes' end.
+        let machine = self.renderer.machine.clone();
+        let paused = machine.machine.pause();
+        let counts = self.counts();
+        let Self {
+            script,
+            mut renderer,
+            mut moments,
+            ..
+        } = self;
+        let mut outputs = Vec::new();
+        let stats = script.finish(&mut |output| outputs.push(output), &mut |moment| {
+            moments.keep(&machine, moment);
+        });
+        drop(paused);
+        let counts = Counts {
+            lost_moments: moments.lost(),
+            ..with_stats(counts, &stats)
+        };
+        let mut rendered = renderer.render(&outputs);
         moments.tell(&mut rendered.err);
         (rendered, counts)
+    }
+}
+
+/// Returns counts with those of the script's session.
+fn with_stats(counts: Counts, stats: &ScriptStats) -> Counts {
+    Counts {
+        hits: stats.probes.hits,
+        filtered: stats.probes.filtered,
+        ran: stats.probes.recorded,
+        lost_output: stats.lost_output,
+        lost_values: stats.lost_values,
+        divisions_by_zero: stats.divisions_by_zero,
+        failed_reads: stats.failed_reads,
+        failed_fields: stats.failed_fields,
+        endless: stats.endless,
+        exit_status: stats.exit_status,
+        ..counts
     }
 }
 

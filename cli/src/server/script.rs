@@ -17,7 +17,7 @@ use crate::protocol::error::RequestError;
 use crate::protocol::script::{Line, PIECE, ScriptRequest, Text};
 use crate::scripting::{Job, Rendered};
 use crate::server::outbox::Outbox;
-use crate::server::trace::{PATIENCE, write};
+use crate::server::trace::{Interval, PATIENCE, write};
 use crate::vm::Vm;
 
 /// Adds what was put out, in lines that the client takes.
@@ -32,6 +32,12 @@ fn write_output(lines: &mut Vec<u8>, rendered: &Rendered) -> io::Result<()> {
         write(lines, &Line::Output { out, err })?;
     }
     Ok(())
+}
+
+/// Adds a line for each map of the script.
+fn write_maps(lines: &mut Vec<u8>, job: &mut Job) -> io::Result<()> {
+    let maps = job.maps().into_iter();
+    maps.map(Line::Map).try_for_each(|line| write(lines, &line))
 }
 
 /// Returns parts of at most [`PIECE`] bytes. Characters stay whole.
@@ -74,6 +80,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
     write(&mut first, &begin)?;
     write_output(&mut first, &rendered)?;
     let mut failed = outbox.put(first).is_err();
+    let mut interval = Interval::of(request.whose.interval_ms);
     let waiter = job.waiter();
     let wait = || waiter.wait(Some(WatchedStream::until_closed(&stream)));
     while !(failed || job.has_exited() || wait() == Woken::Stream || vm.has_ended()) {
@@ -83,12 +90,20 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
         if room == Ok(true) {
             let mut lines = Vec::new();
             write_output(&mut lines, &job.step())?;
+            if interval.is_over() {
+                let counts = job.counts();
+                write(&mut lines, &Line::Counts { counts })?;
+                write_maps(&mut lines, &mut job)?;
+            }
             failed = outbox.put(lines).is_err();
         }
         failed |= room.is_err();
     }
-    let (rendered, counts) = job.finish();
     let mut last = Vec::new();
+    if request.whose.interval_ms > 0 {
+        write_maps(&mut last, &mut job)?;
+    }
+    let (rendered, counts) = job.finish();
     write_output(&mut last, &rendered)?;
     let symbols = vm.engine.get().map(|engine| &engine.view().kernel.symbols);
     let machine = MachineEnd::of(vm, symbols);

@@ -9,7 +9,7 @@
 use std::io::{self, BufWriter, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use probes::engine::{WatchedStream, Woken};
 use serde::Serialize;
@@ -25,6 +25,37 @@ use crate::vm::Vm;
 
 /// The time limit of a write: a stopped client must not keep its traps in the guest for ever.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The interval of a stream's counts.
+pub struct Interval {
+    length: Option<Duration>,
+    last: Instant,
+}
+
+impl Interval {
+    /// The shortest interval.
+    const SHORTEST: Duration = Duration::from_millis(100);
+
+    /// Begins an interval of a length in milliseconds; 0 never ends.
+    pub fn of(ms: u32) -> Self {
+        let length = Duration::from_millis(ms.into()).max(Self::SHORTEST);
+        Self {
+            length: (ms > 0).then_some(length),
+            last: Instant::now(),
+        }
+    }
+
+    /// Checks whether the interval is over, and begins the next one.
+    pub fn is_over(&mut self) -> bool {
+        let is_over = self
+            .length
+            .is_some_and(|length| self.last.elapsed() >= length);
+        if is_over {
+            self.last = Instant::now();
+        }
+        is_over
+    }
+}
 
 /// Traces until the client closes its side, or the machine ends.
 ///
@@ -53,6 +84,7 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, stream: UnixStream) -> io::Result<
     let waiter = tracing.waiter();
     let mut known = tracing.traced().len();
     let (mut ended, mut failed) = (false, false);
+    let mut interval = Interval::of(request.interval_ms);
     while !ended && !failed {
         let woken = waiter.wait(Some(WatchedStream::until_closed(&stream)));
         ended = woken == Woken::Stream || vm.has_ended();
@@ -75,6 +107,12 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, stream: UnixStream) -> io::Result<
                     symbolize(Some(&symbols), pc)
                 });
                 write(&mut lines, &Line::Event { probe, event: line })?;
+            }
+            if !ended && interval.is_over() {
+                let each = tracing.look();
+                let hits = each.iter().map(|stats| stats.hits).collect();
+                let counts = tracing.counts(&each);
+                write(&mut lines, &Line::Counts { counts, hits })?;
             }
         }
         if ended {

@@ -260,6 +260,13 @@ impl Tracing {
     pub fn stop(&mut self) -> Vec<ProbeStats> {
         let machine = self.session.engine().machine().clone();
         let _paused = machine.pause();
+        let each = self.look();
+        self.session.disable_all();
+        each
+    }
+
+    /// Returns each probe's counts so far, in the order of [`Self::traced`].
+    pub fn look(&mut self) -> Vec<ProbeStats> {
         let each: Vec<ProbeStats> = (0..)
             .zip(&self.probes)
             .map(|(number, _)| self.session.probe_stats(number).unwrap_or_default())
@@ -271,11 +278,10 @@ impl Tracing {
             Unwatched::of(&probe.name.to_string(), stats.hits, unwatched, hz)
         });
         self.unwatched = unwatched.collect();
-        self.session.disable_all();
         each
     }
 
-    /// Returns the counts of the trace, from those that [`Self::stop`] returned.
+    /// Returns the counts of the trace, from those that [`Self::stop`] or [`Self::look`] returned.
     pub fn counts(&self, each: &[ProbeStats]) -> Counts {
         let SessionStats { probes, read } = self.session.stats();
         let engine = self.session.engine().stats();

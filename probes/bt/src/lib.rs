@@ -46,7 +46,7 @@ mod snapshots;
 mod test_data;
 pub mod time;
 pub mod value;
-mod value_text;
+pub mod value_text;
 pub mod walk;
 
 pub use check::differences::differences;

@@ -37,6 +37,15 @@ pub(crate) fn text_of(value: &Value, dialect: Dialect, names: &dyn Names) -> Vec
     text
 }
 
+/// Returns the text of each part of a map's key, as bpftrace shows it.
+#[must_use]
+pub fn key_texts(key: &[Value], names: &dyn Names) -> Vec<Vec<u8>> {
+    let parts = parts(key).iter();
+    parts
+        .map(|part| text_of(part, Dialect::Normal, names))
+        .collect()
+}
+
 /// Returns the parts of a key, which may be in a tuple.
 pub(crate) fn parts(key: &[Value]) -> &[Value] {
     match key {

@@ -7,6 +7,7 @@
 //! | pahole | the package pahole, which building a kernel needs as well | the offset of every member of every struct |
 //! | objtool | Debian's linux-kbuild of the kernel's own version | every record of ORC |
 //! | DuckDB | PyPI, a pinned version | the rows of a trace in Parquet |
+//! | Prometheus | the package prometheus | the metrics of a script |
 //! | the definitions of Perfetto's messages | PyPI, a pinned version | whether Perfetto's UI can read a timeline |
 //!
 //! The programs are fetched once and kept in the cache. A program that cannot be had or fails ends
@@ -15,6 +16,7 @@
 pub mod duckdb;
 mod pahole;
 mod perfetto;
+pub mod prometheus;
 
 use std::fmt::Display;
 use std::fs;

@@ -4,10 +4,11 @@
 use std::fs;
 
 use rustix::process::Signal;
-use support::command::{World, words};
-use support::host;
+use support::command::{Running, World, words};
 use support::second_opinion::duckdb::query;
+use support::second_opinion::prometheus::Prometheus;
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
+use support::{Host, host};
 
 /// A machine's stream: two probes, and events with all that an event can have.
 const STREAM: &str = r#"
@@ -69,13 +70,7 @@ fn duckdb_reads_the_rows_of_a_trace() {
 fn a_trace_of_a_guest_is_a_table_when_it_is_interrupted() {
     let host = host!();
     let world = World::new();
-    let mut line = words("run --name exports --restore");
-    line.push(snapshot_folder(host).into());
-    let mut machine = world.start(line);
-    let folder = world.path("run/exotrace/exports");
-    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
-        folder.join("ports").exists()
-    });
+    let (mut machine, name) = restored(&world, host);
     let mut trace = world.start(words(
         "trace -o calls.parquet kprobe:__x64_sys_getppid: --comm syscount",
     ));
@@ -111,9 +106,93 @@ fn a_trace_of_a_guest_is_a_table_when_it_is_interrupted() {
         ended.stderr.contains(&format!("{} records", told[0])),
         "{told:?} {ended:?}"
     );
-    let stopped = world.run(words("stop --vm exports"), COMMAND_LIMIT);
-    assert_eq!(stopped.status, 0, "{stopped:?}");
-    machine.finish(COMMAND_LIMIT);
+    world.stop(name, machine);
+}
+
+/// Counts a guest's calls with a script, and asks Prometheus for them.
+#[test]
+fn prometheus_has_the_maps_of_a_script_and_the_hits_of_a_trace() {
+    let host = host!();
+    let world = World::new();
+    let (mut machine, name) = restored(&world, host);
+    let script = "kprobe:__x64_sys_getppid { @calls[comm] = count(); @sizes = hist(arg0 % 1 + 5); @last = 7; }";
+    let mut line = words("trace --metrics 127.0.0.1:0 -e");
+    line.push(script.into());
+    let mut script = world.start(line);
+    let mut trace = world.start(words(
+        "trace --metrics 127.0.0.1:0 -o /dev/null kprobe:__x64_sys_getppid:entry",
+    ));
+    let targets = [
+        target(&mut script, "attached 1 probe"),
+        target(&mut trace, "1 probes"),
+    ];
+    let targets = targets.each_ref().map(String::as_str);
+    let taken = world.run(
+        words(&format!(
+            "trace --metrics {} kprobe:vfs_read:entry",
+            targets[0]
+        )),
+        COMMAND_LIMIT,
+    );
+    assert_eq!(taken.status, 1, "{taken:?}");
+    assert_eq!(taken.stderr.lines().count(), 1, "{taken:?}");
+    assert!(taken.stderr.contains("Address already in use"), "{taken:?}");
+    machine.type_line("syscount 500; echo done=$((2*21))");
+    machine.wait_until("calls", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("done=42")
+    });
+    let prometheus = Prometheus::start(&world, &targets);
+    for (query, value) in [
+        ("exotrace_map_calls_total{comm=\"syscount\"}", 500.0),
+        ("exotrace_map_sizes_count", 500.0),
+        ("exotrace_map_sizes_bucket{le=\"7.0\"}", 500.0),
+        ("exotrace_map_sizes_bucket{le=\"+Inf\"}", 500.0),
+        ("exotrace_map_last", 7.0),
+        (
+            "max(exotrace_probe_hits_total{probe=\"kprobe:vmlinux:__x64_sys_getppid:entry\"})",
+            500.0,
+        ),
+        ("sum(exotrace_events_total)", 1000.0),
+        ("sum(exotrace_lost_events_total)", 0.0),
+        ("count(exotrace_cost_seconds_total > 0)", 2.0),
+        ("sum(exotrace_series_left_out)", 0.0),
+    ] {
+        let series = prometheus.wait_for(
+            query,
+            |series| matches!(series, [(_, found)] if *found == value),
+        );
+        let labels = &series[0].0;
+        if labels.get("job").is_some() {
+            assert_eq!(labels["machine"], name, "{labels}");
+        }
+    }
+    script.signal(Signal::INT);
+    trace.signal(Signal::INT);
+    for ended in [script.finish(COMMAND_LIMIT), trace.finish(COMMAND_LIMIT)] {
+        assert_eq!(ended.status, 0, "{ended:?}");
+    }
+    world.stop(name, machine);
+}
+
+/// Waits until a command has armed its probes, and returns the address of its metrics.
+fn target(command: &mut Running, armed: &str) -> String {
+    command.wait_until("probes", COMMAND_LIMIT, |_, stderr| stderr.contains(armed));
+    let (_, stderr) = command.printed();
+    let address = stderr.split("metrics at http://").nth(1);
+    let address = address.and_then(|rest| rest.split("/metrics").next());
+    address.unwrap_or_else(|| panic!("{stderr}")).to_owned()
+}
+
+/// Starts a machine with a shell in `world`, and returns it with its name.
+fn restored(world: &World, host: &Host) -> (Running, &'static str) {
+    let mut line = words("run --name exports --restore");
+    line.push(snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    let folder = world.path("run/exotrace/exports");
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+        folder.join("ports").exists()
+    });
+    (machine, "exports")
 }
 
 #[test]

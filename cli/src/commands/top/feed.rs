@@ -67,7 +67,7 @@ impl Feed {
                             }
                             continue;
                         }
-                        Ok(Line::Begin { .. }) => continue,
+                        Ok(Line::Begin { .. } | Line::Counts { .. } | Line::Map(_)) => continue,
                         Ok(Line::End { counts, machine }) => {
                             tell(&counts, false);
                             MachineEnd::report(machine.as_ref())

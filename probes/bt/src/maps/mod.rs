@@ -292,6 +292,21 @@ impl Maps {
         MapSnapshot::new(map.name.clone(), entries)
     }
 
+    /// Returns the number of maps; they are numbered from 0.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.maps.len()
+    }
+
+    /// Returns the contents of a map; `None` if there is none of this number.
+    #[must_use]
+    pub fn kind(&self, map: MapNumber) -> Option<MapKind> {
+        Some(match self.storage(map)? {
+            Storage::Cells(_) => MapKind::Scalar,
+            Storage::Shards(shards) => MapKind::Aggregation(shards.aggregation()),
+        })
+    }
+
     /// Returns a snapshot of a map as it is shown.
     #[must_use]
     pub fn dress(&self, map: MapNumber, mut snapshot: MapSnapshot) -> MapSnapshot {

@@ -16,6 +16,7 @@ use crate::value::Value;
 /// The entries of a map.
 #[derive(Debug)]
 pub(super) struct Shards {
+    aggregation: Aggregation,
     /// The initial value of an entry.
     fresh: Accumulator,
     most: usize,
@@ -37,11 +38,17 @@ impl Shards {
         most: usize,
     ) -> Self {
         Self {
+            aggregation,
             fresh: Accumulator::new(aggregation, dialect),
             most,
             known: Mutex::default(),
             shards: (0..shards.max(1)).map(|_| Shard::default()).collect(),
         }
+    }
+
+    /// Returns the function that aggregates.
+    pub(super) fn aggregation(&self) -> Aggregation {
+        self.aggregation
     }
 
     /// Adds a value of a time. Returns `false` if there is no room for it.

@@ -28,6 +28,7 @@ use probes::probe::Probe;
 
 use crate::ast::Dialect;
 use crate::context::{AtHit, Clock};
+use crate::maps::{MapKind, MapSnapshot};
 use crate::moments::Moment;
 use crate::program::Code;
 use crate::record;
@@ -258,6 +259,16 @@ impl ScriptSession {
             Some(Value::Unsigned(number)) => number.cast_signed(),
             _ => 0,
         }
+    }
+
+    /// Returns all maps as they are now, with the kinds of their contents. Entries of one vCPU are
+    /// of one moment.
+    pub fn maps(&self) -> impl Iterator<Item = (MapKind, MapSnapshot)> {
+        let maps = &self.shared.maps;
+        (0..maps.count()).filter_map(|map| {
+            let snapshot = maps.dress(map, maps.snapshot(map));
+            Some((maps.kind(map)?, snapshot))
+        })
     }
 
     /// Returns the counters so far.
