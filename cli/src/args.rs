@@ -7,9 +7,8 @@ mod documentation_tests;
 mod exports;
 mod ports;
 mod run;
+mod trace;
 
-#[cfg(feature = "export")]
-use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,9 +20,14 @@ use crate::protocol::cost::Budget;
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
+#[cfg(feature = "export")]
+pub use exports::Collector;
 pub use exports::Exports;
 pub use ports::{Ctl, Mount, Read, ReadPort};
 pub use run::{Run, Switch, User};
+pub use trace::Format;
+#[cfg(feature = "export")]
+use trace::is_table;
 
 /// The default number of bytes of a string that a script reads.
 const DEFAULT_STRLEN: u16 = 256;
@@ -475,50 +479,6 @@ pub struct Trace {
     pub what: Vec<String>,
 }
 
-impl Trace {
-    /// Returns the form of events that is asked for, in words or by the file's name.
-    pub fn wanted_format(&self) -> Option<Format> {
-        #[cfg(feature = "export")]
-        if self.format.is_none() && self.output.as_deref().is_some_and(is_table) {
-            return Some(Format::Parquet);
-        }
-        self.format
-    }
-
-    #[cfg(feature = "export")]
-    fn is_table(&self) -> bool {
-        self.wanted_format() == Some(Format::Parquet)
-    }
-
-    #[cfg(not(feature = "export"))]
-    fn is_table(&self) -> bool {
-        false
-    }
-
-    /// Returns the given options that have no effect for a script, or for probes.
-    pub fn without_meaning(&self, is_script: bool) -> Vec<&'static str> {
-        let given = match is_script {
-            true => [
-                ("--stack", self.stack > 0),
-                ("--ustack", self.ustack > 0),
-                ("--buffer", self.buffer != DEFAULT_SLOTS),
-                ("a table in Parquet", self.is_table()),
-            ]
-            .to_vec(),
-            false => [
-                ("-n", self.parse_only),
-                ("--strict", self.strict),
-                ("-L", !self.library.is_empty()),
-                ("--strlen", self.strlen != DEFAULT_STRLEN),
-                ("--format collapsed", self.format == Some(Format::Collapsed)),
-            ]
-            .to_vec(),
-        };
-        let given = given.into_iter().filter(|(_, given)| *given);
-        given.map(|(name, _)| name).collect()
-    }
-}
-
 /// The views of a whole guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TopKind {
@@ -591,29 +551,6 @@ pub struct GuestSelector {
     /// its own
     #[arg(long, value_name = "FILE", requires = "other")]
     pub kernel: Option<PathBuf>,
-}
-
-/// The form of trace events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// A line for people
-    Events,
-    /// Of probes, entries and returns as lines of 121 bytes as trace(3) prints them; of a script,
-    /// its own text
-    Text,
-    /// One JSON object a line
-    Json,
-    /// Of a script, its maps as folded stacks for flame graphs
-    Collapsed,
-    #[cfg(feature = "export")]
-    /// Of probes, a table for DuckDB and others, a row for each hit; usual for FILE.parquet
-    Parquet,
-}
-
-/// Checks whether a file's name asks for a table.
-#[cfg(feature = "export")]
-fn is_table(file: &Path) -> bool {
-    file.extension().is_some_and(|ending| ending == "parquet")
 }
 
 /// A time in seconds, with or without a fraction.

@@ -2,6 +2,9 @@
 
 use clap::Args;
 
+#[cfg(feature = "export")]
+use crate::export::otlp::Endpoint;
+
 /// The systems that get a trace besides its output.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Exports {
@@ -10,6 +13,22 @@ pub struct Exports {
     #[cfg(feature = "export")]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<String>,
+    #[command(flatten)]
+    #[cfg(feature = "export")]
+    pub collector: Collector,
+}
+
+/// A collector of OpenTelemetry.
+#[cfg(feature = "export")]
+#[derive(Debug, Clone, Default, Args)]
+pub struct Collector {
+    /// Send hits as logs, and counts and a script's maps as metrics, to this collector of
+    /// OpenTelemetry: http://HOST:4318 (protobuf) or grpc://HOST:4317
+    #[arg(long, value_name = "URL")]
+    pub otlp: Option<Endpoint>,
+    /// Send an entry with its return as a span
+    #[arg(long, requires = "otlp")]
+    pub otlp_spans: bool,
 }
 
 impl Exports {
@@ -18,6 +37,8 @@ impl Exports {
         let given: &[(&'static str, bool)] = &[
             #[cfg(feature = "export")]
             ("--metrics", self.metrics.is_some()),
+            #[cfg(feature = "export")]
+            ("--otlp", self.collector.otlp.is_some()),
         ];
         let given = given.iter().filter(|(_, given)| *given);
         given.map(|(name, _)| *name).collect()

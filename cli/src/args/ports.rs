@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+#[cfg(feature = "export")]
+use super::Collector;
 use super::{VmSelector, parse_seconds};
 use crate::memory_size;
 use crate::protocol::ports::ControlName;
@@ -91,6 +93,10 @@ pub struct Read {
     /// Keep this many older files
     #[arg(long, value_name = "N", requires = "rotate", default_value_t = DEFAULT_KEEP)]
     pub keep: u32,
+    /// The collector that gets it besides
+    #[cfg(feature = "export")]
+    #[command(flatten)]
+    pub collector: Collector,
     /// End after this time
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,

@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use trace_devices::dt::abi::{FLAG_EXECNAME, FLAG_FUNCARGS};
 
+use super::exporting::Copies;
 use super::remote::find;
 use crate::args::{self, ReadPort};
 use crate::client::dt::show;
 use crate::client::dt::{ABI, DtClient, DtError};
 use crate::client::ports::{CallError, Client};
 use crate::client::streams::StreamFormat;
-use crate::client::streams::shape::{Guest, shape};
+use crate::client::streams::shape::{Guest, Shape, shape};
 use crate::client::streams::sink::{MakeShape, Rotation, Sink, Stop};
 use crate::output_file::OutputFile;
 use crate::protocol::end::MachineEnd;
@@ -53,11 +54,14 @@ pub fn read(mut args: args::Read) -> Result<(), Failure> {
         move || stop.ask()
     });
     let mut asked = Client::open(&machine.beside(FRAMED), Target::Stat)?;
-    let (mut source, make): (Box<dyn Source>, MakeShape) = match args.port {
+    let (mut source, forms): (Box<dyn Source>, Forms) = match args.port {
         ReadPort::Trace => of_port(&machine, EventName::Trace, &args)?,
         ReadPort::Ptrace => of_port(&machine, EventName::Ptrace, &args)?,
         ReadPort::Dt => of_dt(&machine, &args)?,
     };
+    let mut copies = Copies::start(&args, &machine, || forms(StreamFormat::Json))?;
+    let format = args.wanted_format();
+    let make: MakeShape = Box::new(move || forms(format));
     let mut sink = match (&args.output, file) {
         (Some(path), Some(file)) => {
             let keep = args.keep;
@@ -72,17 +76,21 @@ pub fn read(mut args: args::Read) -> Result<(), Failure> {
         now: args.now,
     };
     let mut records = 0;
-    let mut followed = follow(source.as_mut(), &mut sink, &end, &mut records);
+    let mut followed = follow(source.as_mut(), &mut sink, &mut copies, &end, &mut records);
     if matches!(followed, Err(Failure::OutputClosed)) {
         return followed.map(drop);
     }
     let ended = source.end();
     if let (Ok(until), Ok((last, _))) = (&followed, &ended) {
-        let passed = pass_on(last, source.record_bytes(), &mut sink, &mut records);
+        let size = source.record_bytes();
+        let passed = pass_on(last, size, &mut sink, &mut copies, &mut records);
         followed = passed.map(|()| *until);
     }
     // Also after a lost machine the file's last record is complete.
     let finished = sink.finish();
+    if let Some(copies) = copies {
+        copies.finish();
+    }
     match ended {
         Ok((_, dropped)) => say(format_args!("{records} records, {dropped} dropped")),
         Err(_) => say(format_args!("{records} records")),
@@ -92,6 +100,9 @@ pub fn read(mut args: args::Read) -> Result<(), Failure> {
         Until::MachineEnd => MachineEnd::report(asked.end()?.as_ref()),
     }
 }
+
+/// A maker of the shapes of a port's records.
+type Forms = Box<dyn Fn(StreamFormat) -> Result<Box<Shape>, String>>;
 
 /// The reason why reading ended.
 #[derive(Debug, Clone, Copy)]
@@ -149,7 +160,7 @@ fn of_port(
     machine: &Running,
     port: EventName,
     args: &args::Read,
-) -> Result<(Box<dyn Source>, MakeShape), Failure> {
+) -> Result<(Box<dyn Source>, Forms), Failure> {
     let socket = machine.beside(FRAMED);
     let mut traced = Traced::begin(&socket, args.size)?;
     let client = Client::open(&socket, Target::Events(port))?;
@@ -157,13 +168,13 @@ fn of_port(
     for who in who.chain(args.all.then(|| "all".to_owned())) {
         traced.add(&socket, who)?;
     }
-    let (guest, format) = (guest(&socket)?, args.wanted_format());
+    let guest = guest(&socket)?;
     let source = Port {
         client,
         _traced: traced,
     };
-    let make = move || shape(port, format, &guest);
-    Ok((Box::new(source), Box::new(make)))
+    let forms = move |format| shape(port, format, &guest);
+    Ok((Box::new(source), Box::new(forms)))
 }
 
 impl Source for DtClient {
@@ -185,7 +196,7 @@ impl Source for DtClient {
     }
 }
 
-fn of_dt(machine: &Running, args: &args::Read) -> Result<(Box<dyn Source>, MakeShape), Failure> {
+fn of_dt(machine: &Running, args: &args::Read) -> Result<(Box<dyn Source>, Forms), Failure> {
     let mut device = DtClient::open(&machine.dt())?;
     let list = device.list()?;
     let mut names = BTreeMap::new();
@@ -195,9 +206,9 @@ fn of_dt(machine: &Running, args: &args::Read) -> Result<(Box<dyn Source>, MakeS
         names.insert(number, probe.clone());
     }
     device.record(true)?;
-    let (names, format) = (Arc::new(names), args.wanted_format());
-    let make = move || show::shape(format, &names);
-    Ok((Box::new(device), Box::new(make)))
+    let names = Arc::new(names);
+    let forms = move |format| show::shape(format, &names);
+    Ok((Box::new(device), Box::new(forms)))
 }
 
 /// Rejects senseless arguments before anything is done.
@@ -253,6 +264,7 @@ impl End {
 fn follow(
     source: &mut dyn Source,
     sink: &mut Sink,
+    copies: &mut Option<Copies>,
     end: &End,
     records: &mut u64,
 ) -> Result<Until, Failure> {
@@ -264,16 +276,28 @@ fn follow(
         if bytes.is_empty() && end.now {
             return Ok(Until::Asked);
         }
-        pass_on(&bytes, source.record_bytes(), sink, records)?;
+        pass_on(&bytes, source.record_bytes(), sink, copies, records)?;
         sink.check()?;
     }
     Ok(Until::Asked)
 }
 
-fn pass_on(bytes: &[u8], size: usize, sink: &mut Sink, records: &mut u64) -> Result<(), Failure> {
+fn pass_on(
+    bytes: &[u8],
+    size: usize,
+    sink: &mut Sink,
+    copies: &mut Option<Copies>,
+    records: &mut u64,
+) -> Result<(), Failure> {
     for record in bytes.chunks_exact(size) {
+        if let Some(copies) = copies {
+            copies.record(record)?;
+        }
         sink.record(record)?;
         *records += 1;
+    }
+    if let Some(copies) = copies {
+        copies.flush();
     }
     sink.flush()
 }
@@ -383,7 +407,11 @@ mod tests {
                 ReadPort::Ptrace => EventName::Ptrace,
                 _ => EventName::Trace,
             };
-            let (mut source, make) = of_port(&self.machine(), port, &args).unwrap();
+            let (mut source, forms) = of_port(&self.machine(), port, &args).unwrap();
+            let make: MakeShape = Box::new({
+                let format = args.wanted_format();
+                move || forms(format)
+            });
             let path = self.output();
             let file = OutputFile::open(&path).unwrap();
             let mut sink = Sink::to_file(&path, file, None, stop.clone(), make).unwrap();
@@ -393,7 +421,7 @@ mod tests {
                 now: args.now,
             };
             let mut records = 0;
-            follow(source.as_mut(), &mut sink, &end, &mut records).unwrap();
+            follow(source.as_mut(), &mut sink, &mut None, &end, &mut records).unwrap();
             assert_eq!(source.end().unwrap(), (Vec::new(), 0));
             sink.finish().unwrap();
             (records, fs::read(&path).unwrap())

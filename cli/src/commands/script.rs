@@ -256,6 +256,7 @@ fn follow(
                 exports.script_counts(&counts);
                 tell(&counts, verbose);
                 tell_cost(&counts.cost, &counts.unwatched);
+                exports.finish();
                 MachineEnd::report(machine.as_ref())?;
                 return with_status(counts.exit_status);
             }

@@ -139,8 +139,9 @@ impl Shown {
             output,
             writer,
             failed,
-            ..
+            exports,
         } = self;
+        exports.finish();
         // What it still holds goes before the end.
         drop(output);
         match (followed, file) {
@@ -267,12 +268,16 @@ fn follow(mut lines: Lines, shown: &mut Shown, format: Format) -> Result<(), Fai
                 traced = probes;
                 shown.writer = Writer::new(format, hz);
                 shown.writer.begin(clock)?;
+                shown.exports.begin(clock, hz);
             }
             Line::More { probe } => {
                 say(format_args!("tracing {}", probe.name));
                 traced.push(probe);
             }
-            Line::Event { probe, event } => shown.writer.line(&event, traced.get(probe))?,
+            Line::Event { probe, event } => {
+                shown.writer.line(&event, traced.get(probe))?;
+                shown.exports.hit(probe, event, &traced);
+            }
             Line::Counts { counts, hits } => shown.exports.trace_counts(&counts, &traced, &hits),
             Line::End {
                 counts,
@@ -293,6 +298,7 @@ fn follow(mut lines: Lines, shown: &mut Shown, format: Format) -> Result<(), Fai
         }
         // Lines that arrive together are written together.
         if !lines.has_more() {
+            shown.exports.flush();
             shown.write()?;
         }
     }

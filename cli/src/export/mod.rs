@@ -3,5 +3,6 @@
 
 pub mod labels;
 pub mod metrics;
+pub mod otlp;
 pub mod parquet;
 pub mod prometheus;

@@ -7,6 +7,7 @@
 //! | pahole | the package pahole, which building a kernel needs as well | the offset of every member of every struct |
 //! | objtool | Debian's linux-kbuild of the kernel's own version | every record of ORC |
 //! | DuckDB | PyPI, a pinned version | the rows of a trace in Parquet |
+//! | the definitions of OpenTelemetry's messages, and gRPC | PyPI, pinned versions | logs, spans and metrics |
 //! | Prometheus | the package prometheus | the metrics of a script |
 //! | the definitions of Perfetto's messages | PyPI, a pinned version | whether Perfetto's UI can read a timeline |
 //!
@@ -14,6 +15,7 @@
 //! the test: without its result there is no comparison.
 
 pub mod duckdb;
+pub mod otlp;
 mod pahole;
 mod perfetto;
 pub mod prometheus;

@@ -1,12 +1,15 @@
 //! Hits in the systems that keep data, read back by those systems' own programs. The network is
 //! needed only the first time.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use rustix::process::Signal;
+use serde_json::Value;
 use support::command::{Running, World, words};
 use support::second_opinion::duckdb::query;
-use support::second_opinion::prometheus::Prometheus;
+use support::second_opinion::otlp::{Receiver, attributes, records};
+use support::second_opinion::prometheus::{Prometheus, free_port};
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
 use support::{Host, host};
 
@@ -171,6 +174,104 @@ fn prometheus_has_the_maps_of_a_script_and_the_hits_of_a_trace() {
     for ended in [script.finish(COMMAND_LIMIT), trace.finish(COMMAND_LIMIT)] {
         assert_eq!(ended.status, 0, "{ended:?}");
     }
+    world.stop(name, machine);
+}
+
+/// Sends a guest's calls to a receiver: as logs by HTTP after two refusals, as spans by gRPC, and a
+/// script's map as metrics.
+#[test]
+fn a_collector_gets_logs_spans_and_metrics() {
+    let host = host!();
+    let world = World::new();
+    let (mut machine, name) = restored(&world, host);
+    let mut refusing = Receiver::start(&world, Some((503, 2)));
+    let mut receiver = Receiver::start(&world, None);
+    let (http, grpc) = (receiver.http(), receiver.grpc());
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let trace = |url: &str, more: &str| {
+        let line = format!("trace -o /dev/null --comm syscount --otlp {url} {more}");
+        let mut trace = world.start(words(&line));
+        trace.wait_until("probes", COMMAND_LIMIT, |_, stderr| {
+            stderr.contains("probes; ")
+        });
+        trace
+    };
+    let logs = trace(&refusing.http(), "kprobe:__x64_sys_getppid:entry");
+    let spans = trace(&grpc, "--otlp-spans kprobe:__x64_sys_getppid:");
+    let away = trace(&nobody, "kprobe:__x64_sys_getppid:entry");
+    let script = "kprobe:__x64_sys_getppid /comm == \"syscount\"/ { @calls[comm] = count(); @sizes = hist(5); }";
+    let mut line = words(&format!("trace --otlp {grpc} -e"));
+    line.push(script.into());
+    let mut script = world.start(line);
+    script.wait_until("probes", COMMAND_LIMIT, |_, stderr| {
+        stderr.contains("attached 1 probe")
+    });
+    let read = world.start(words(&format!(
+        "read ptrace --all -o /dev/null --otlp {http}"
+    )));
+    machine.type_line("syscount 500; echo done=$((2*21))");
+    machine.wait_until("calls", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("done=42")
+    });
+    let mut told = Vec::new();
+    for command in [logs, spans, away, script, read] {
+        command.signal(Signal::INT);
+        let ended = command.finish(COMMAND_LIMIT);
+        assert_eq!(ended.status, 0, "{ended:?}");
+        told.push(ended.stderr);
+    }
+    assert!(
+        told[0].contains("503") && told[0].contains("--otlp: 500 records and "),
+        "{told:?}"
+    );
+    assert!(told[1].contains("--otlp: 500 records and "), "{told:?}");
+    let dropped = "--otlp: 0 records taken, 500 dropped: the collector was away or too slow\n";
+    assert!(told[2].contains(dropped), "{told:?}");
+    assert_eq!(told[2].matches("tried again").count(), 1, "{told:?}");
+    let is_device =
+        |log: &Value| log["attributes"]["thread.name"] == "syscount" && log["eventName"] == "run";
+    let requests = receiver.wait_for("all records", |requests| {
+        records(requests, "spans").len() == 500
+            && records(requests, "logs").iter().any(is_device)
+            && !records(requests, "metrics").is_empty()
+    });
+    let refused = refusing.wait_for("all logs", |requests| {
+        records(requests, "logs").len() == 500
+    });
+    let logs = records(&refused, "logs");
+    let is_call = |log: &&Value| log["eventName"] == "kprobe:vmlinux:__x64_sys_getppid:entry";
+    let log = logs
+        .iter()
+        .find(is_call)
+        .unwrap_or_else(|| panic!("{logs:?}"));
+    let resource = &log["resource"];
+    assert_eq!(resource["host.name"], name, "{log}");
+    assert_eq!(resource["process.executable.name"], "syscount", "{log}");
+    let tid = &log["attributes"]["thread.id"];
+    assert!(tid.is_string() && *tid == resource["process.pid"], "{log}");
+    let spans = records(&requests, "spans");
+    let mut ids = BTreeSet::new();
+    for span in &spans {
+        let time = |key: &str| span[key].as_str().and_then(|time| time.parse::<u64>().ok());
+        let (start, end) = (time("startTimeUnixNano"), time("endTimeUnixNano"));
+        assert!(start.is_some() && start < end, "{span}");
+        assert_eq!(span["name"], "__x64_sys_getppid", "{span}");
+        assert!(span["attributes"]["exotrace.return"].is_string(), "{span}");
+        ids.insert(span["spanId"].to_string());
+    }
+    assert_eq!(ids.len(), 500);
+    let metrics = records(&requests, "metrics");
+    let last = |name: &str| {
+        let found = metrics.iter().rfind(|metric| metric["name"] == name);
+        found.unwrap_or_else(|| panic!("{name} is not in {metrics:?}"))
+    };
+    let calls = &last("exotrace_map_calls")["sum"]["dataPoints"][0];
+    assert_eq!(calls["asDouble"], 500.0, "{calls}");
+    assert_eq!(attributes(&calls["attributes"])["comm"], "syscount");
+    let sizes = &last("exotrace_map_sizes")["histogram"]["dataPoints"][0];
+    assert_eq!(sizes["count"], "500", "{sizes}");
+    assert_eq!(sizes["explicitBounds"][0], 7.0, "{sizes}");
+    assert_eq!(sizes["bucketCounts"][0], "500", "{sizes}");
     world.stop(name, machine);
 }
 
