@@ -116,12 +116,24 @@ pub fn trace_stream(stream: &[u8], format: u8) -> Vec<u8> {
 #[must_use]
 pub fn script_stream(stream: &[u8]) -> Vec<u8> {
     let mut shown = Vec::new();
+    #[cfg(feature = "export")]
+    let mut metrics = crate::export::metrics::Metrics::default();
     for line in lines::<script::Line>(stream) {
-        if let script::Line::Output { out, err } = line {
-            shown.extend_from_slice(out.as_bytes());
-            shown.extend_from_slice(err.as_bytes());
+        match line {
+            script::Line::Output { out, err } => {
+                shown.extend_from_slice(out.as_bytes());
+                shown.extend_from_slice(err.as_bytes());
+            }
+            #[cfg(feature = "export")]
+            script::Line::Counts { counts } => metrics.take_script(&counts),
+            #[cfg(feature = "export")]
+            script::Line::Map(map) => metrics.take_map(map),
+            _ => {}
         }
     }
+    // Of metrics nothing is shown on a terminal.
+    #[cfg(feature = "export")]
+    let _ = metrics.families();
     shown
 }
 

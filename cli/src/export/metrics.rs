@@ -7,11 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::protocol::cost::{Cost, Unwatched};
-use crate::protocol::script::{self, MapEntry, MapKind, MapLine, MapValue};
+use crate::protocol::script::{self, LONGEST_KEY, MapEntry, MapKind, MapLine, MapValue};
 use crate::protocol::trace;
 
 /// The greatest number of series of a family.
 pub const MOST_SERIES: usize = 10_000;
+/// The greatest number of maps.
+const MOST_MAPS: usize = 100;
 /// The greatest number of bounds of a map's histograms.
 const MOST_BOUNDS: usize = 512;
 
@@ -73,6 +75,8 @@ pub struct Metrics {
     labels: BTreeMap<String, Vec<String>>,
     /// The upper bounds of each map's histograms: they stay.
     bounds: BTreeMap<String, BTreeSet<i64>>,
+    /// Set if there are more maps than have metrics.
+    has_more_maps: bool,
 }
 
 impl Metrics {
@@ -89,7 +93,7 @@ impl Metrics {
     pub fn take_trace(&mut self, counts: &trace::Counts, hits: Vec<(String, u64)>) {
         self.hits = hits;
         self.unwatched.clone_from(&counts.unwatched);
-        let returns = counts.lost_returns + counts.without_return;
+        let returns = counts.lost_returns.saturating_add(counts.without_return);
         self.counters = vec![
             (
                 "events",
@@ -167,8 +171,19 @@ impl Metrics {
         ]);
     }
 
-    /// Takes in a map of a script.
-    pub fn take_map(&mut self, map: MapLine) {
+    /// Takes in a map of a script. A machine that sends more than it should is not believed.
+    pub fn take_map(&mut self, mut map: MapLine) {
+        if self.maps.len() >= MOST_MAPS && !self.maps.contains_key(&map.name) {
+            self.has_more_maps = true;
+            return;
+        }
+        let sent = map.entries.len();
+        let fits =
+            |entry: &MapEntry| entry.key.iter().map(String::len).sum::<usize>() <= LONGEST_KEY;
+        map.entries.retain(fits);
+        map.entries.truncate(MOST_SERIES);
+        let gone = (sent - map.entries.len()) as u64;
+        map.left_out = map.left_out.saturating_add(gone);
         let bounds = self.bounds.entry(map.name.clone()).or_default();
         for entry in &map.entries {
             if let MapValue::Histogram(rows) = &entry.value {
@@ -200,6 +215,9 @@ impl Metrics {
         for map in self.maps.values() {
             self.map(map, &mut families, &mut left_out);
         }
+        if self.has_more_maps {
+            left_out.push(("maps".to_owned(), 1));
+        }
         let samples = left_out.into_iter().map(|(of, count)| Sample {
             labels: vec![("of".to_owned(), of)],
             value: Value::Number(count as f64),
@@ -217,7 +235,8 @@ impl Metrics {
         // A static probe of a program may stand at several places under one name.
         let mut each: BTreeMap<&str, u64> = BTreeMap::new();
         for (probe, hits) in &self.hits {
-            *each.entry(probe).or_default() += hits;
+            let sum = each.entry(probe).or_default();
+            *sum = sum.saturating_add(*hits);
         }
         let missing = each.len().saturating_sub(MOST_SERIES);
         left_out.push(("probes".to_owned(), missing as u64));
@@ -239,7 +258,8 @@ impl Metrics {
     fn suspensions(&self) -> Family {
         let mut each: BTreeMap<&str, u64> = BTreeMap::new();
         for unwatched in &self.unwatched {
-            *each.entry(&unwatched.probe).or_default() += unwatched.ns;
+            let sum = each.entry(&unwatched.probe).or_default();
+            *sum = sum.saturating_add(unwatched.ns);
         }
         let samples = each
             .into_iter()
@@ -266,7 +286,7 @@ impl Metrics {
             } else if entries.len() < MOST_SERIES {
                 entries.insert(key, value.clone());
             } else {
-                missing += 1;
+                missing = missing.saturating_add(1);
             }
         }
         left_out.push((format!("@{}", map.name), missing));
@@ -304,6 +324,12 @@ impl Metrics {
             }
         }
     }
+}
+
+/// Returns the number of values in a histogram's buckets.
+pub fn total(buckets: &[(f64, u64)]) -> u64 {
+    let counts = buckets.iter().map(|(_, count)| *count);
+    counts.fold(0, u64::saturating_add)
 }
 
 /// Returns the name of a map's metric.
@@ -437,6 +463,45 @@ mod tests {
             buckets: vec![(-1.0, 2), (3.0, 0), (f64::INFINITY, 0)],
         };
         assert_eq!(found.samples[0].value, expected);
+    }
+
+    #[test]
+    fn a_machine_that_sends_too_much_is_not_believed() {
+        let mut metrics = Metrics::default();
+        let rows = vec![
+            (None, None, u64::MAX),
+            (Some(i64::MIN), Some(i64::MAX), u64::MAX),
+        ];
+        let long = "k".repeat(LONGEST_KEY + 1);
+        let entries = [
+            (&["a"][..], MapValue::Histogram(rows.clone())),
+            (&["a"][..], MapValue::Histogram(rows)),
+            (&["b"][..], MapValue::Mean(-1, i64::MIN)),
+            (&[long.as_str()][..], MapValue::Number(1)),
+        ];
+        for number in 0..=MOST_MAPS {
+            let mut map = map(&format!("m{number}"), MapKind::Histogram, &entries);
+            map.left_out = u64::MAX - 1;
+            metrics.take_map(map);
+        }
+        let costs = trace::Counts {
+            lost_returns: u64::MAX,
+            without_return: 1,
+            ..trace::Counts::default()
+        };
+        metrics.take_trace(
+            &costs,
+            vec![("p".to_owned(), u64::MAX), ("p".to_owned(), 1)],
+        );
+        let families = metrics.families();
+        let maps = families
+            .iter()
+            .filter(|family| family.name.starts_with("exotrace_map_"));
+        assert_eq!(maps.count(), MOST_MAPS);
+        let left_out = family(&metrics, "exotrace_series_left_out").samples;
+        let last = left_out.last().unwrap();
+        assert_eq!(last.labels, [("of".to_owned(), "maps".to_owned())]);
+        assert_eq!(left_out[1].value, Value::Number(u64::MAX as f64));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::metrics::{Family, Kind, Metrics, Value};
+use super::metrics::{Family, Kind, Metrics, Value, total};
 
 /// The most clients at a time.
 const MOST_CLIENTS: usize = 32;
@@ -233,13 +233,13 @@ impl Collector for Families {
 }
 
 fn encode(mut encoder: MetricEncoder<'_>, kind: Kind, value: &Value) -> Result<(), fmt::Error> {
-    let no_exemplar: Option<&Exemplar<Vec<(String, String)>, f64>> = None;
+    type Labels = Vec<(String, String)>;
+    let no_exemplar: Option<&Exemplar<Labels, f64>> = None;
     match (kind, value) {
         (Kind::Counter, Value::Number(number)) => encoder.encode_counter(number, no_exemplar),
         (_, Value::Number(number)) => encoder.encode_gauge(number),
         (_, Value::Histogram { sum, buckets }) => {
-            let count = buckets.iter().map(|(_, count)| count).sum();
-            encoder.encode_histogram::<Vec<(String, String)>>(*sum, count, buckets, None)
+            encoder.encode_histogram::<Labels>(*sum, total(buckets), buckets, None)
         }
     }
 }

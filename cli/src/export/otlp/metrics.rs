@@ -10,7 +10,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use probes::clock::unix_ns_now;
 
 use super::records::{attribute, text};
-use crate::export::metrics::{Family, Kind, Metrics, Sample, Value};
+use crate::export::metrics::{Family, Kind, Metrics, Sample, Value, total};
 
 /// Returns the metrics of an export that began at `began`, in nanoseconds since 1970.
 pub fn scoped(metrics: &Metrics, scope: InstrumentationScope, began: u64) -> ScopeMetrics {
@@ -90,7 +90,7 @@ fn histogram(sample: &Sample, began: u64, now: u64) -> Option<HistogramDataPoint
         attributes: attributes(sample),
         start_time_unix_nano: began,
         time_unix_nano: now,
-        count: buckets.iter().map(|(_, count)| count).sum(),
+        count: total(buckets),
         sum: Some(*sum),
         bucket_counts: buckets.iter().map(|(_, count)| *count).collect(),
         explicit_bounds: bounds.filter(|bound| bound.is_finite()).collect(),

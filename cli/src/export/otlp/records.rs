@@ -31,6 +31,10 @@ use crate::protocol::trace::Traced;
 const MOST_THREADS: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 /// The greatest number of processes whose names are known.
 const MOST_NAMES: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+/// The longest name of a process, in bytes: the guest's kernel keeps 15.
+const LONGEST_NAME: usize = 64;
+/// The bytes of all open calls, at most.
+const OPEN_BYTES: usize = 64 << 20;
 /// The greatest depth of open calls of a thread.
 const MOST_DEPTH: usize = 256;
 
@@ -53,6 +57,7 @@ struct Seen {
 struct Call {
     function: String,
     span: Span,
+    bytes: usize,
 }
 
 /// A converter of records, and those that it has converted.
@@ -63,6 +68,7 @@ pub struct Converter {
     /// The names of processes, from their main threads.
     names: LruCache<u32, String>,
     open: LruCache<u32, Vec<Call>>,
+    open_bytes: usize,
     unpaired: u64,
     ids: Ids,
     logs: BTreeMap<Option<u32>, Vec<LogRecord>>,
@@ -80,6 +86,7 @@ impl Converter {
             form,
             names: LruCache::new(MOST_NAMES),
             open: LruCache::new(MOST_THREADS),
+            open_bytes: 0,
             unpaired: 0,
             ids: Ids::default(),
             logs: BTreeMap::new(),
@@ -112,6 +119,7 @@ impl Converter {
         let seen = match record {
             Record::Hit { line, probe, clock } => {
                 if let (Some(pid), Some(comm)) = (line.pid, &line.comm)
+                    && comm.len() <= LONGEST_NAME
                     && (line.tid == Some(pid) || !self.names.contains(&pid))
                 {
                     self.names.put(pid, comm.clone());
@@ -124,7 +132,7 @@ impl Converter {
             },
         };
         match (self.form, seen.event.as_str(), seen.tid) {
-            (Form::Spans, "entry", Some(tid)) => self.enter(tid, seen),
+            (Form::Spans, "entry", Some(tid)) => self.enter(tid, seen, bytes),
             (Form::Spans, "return", Some(tid)) => self.leave(tid, seen),
             _ => self.log(seen),
         }
@@ -144,12 +152,18 @@ impl Converter {
         self.logs.entry(seen.pid).or_default().push(record);
     }
 
-    fn enter(&mut self, tid: u32, seen: Seen) {
+    fn enter(&mut self, tid: u32, seen: Seen, bytes: usize) {
+        if self.open_bytes.saturating_add(bytes) > OPEN_BYTES {
+            self.unpaired += 1;
+            return;
+        }
         if !self.open.contains(&tid)
             && self.open.len() >= MOST_THREADS.get()
             && let Some((_, forgotten)) = self.open.pop_lru()
         {
             self.unpaired += forgotten.len() as u64;
+            let bytes: usize = forgotten.iter().map(|call| call.bytes).sum();
+            self.open_bytes = self.open_bytes.saturating_sub(bytes);
         }
         let calls = self.open.get_or_insert_mut(tid, Vec::new);
         if calls.len() >= MOST_DEPTH {
@@ -171,7 +185,12 @@ impl Converter {
             ..Span::default()
         };
         let function = seen.function;
-        calls.push(Call { function, span });
+        calls.push(Call {
+            function,
+            span,
+            bytes,
+        });
+        self.open_bytes += bytes;
     }
 
     fn leave(&mut self, tid: u32, seen: Seen) {
@@ -186,6 +205,8 @@ impl Converter {
         };
         // Calls within it have ended without a return that was seen.
         self.unpaired += (calls.len() - place - 1) as u64;
+        let ended = calls.iter().skip(place).map(|call| call.bytes);
+        self.open_bytes = self.open_bytes.saturating_sub(ended.sum());
         calls.truncate(place + 1);
         let Some(Call { mut span, .. }) = calls.pop() else {
             return;
