@@ -1,14 +1,30 @@
 //! Parts of the command for benchmarks and tests: the forms of a trace, without a machine.
 
+#[cfg(feature = "export")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+#[cfg(feature = "export")]
+use probes::clock::Clock;
 
 use crate::args::Format;
 use crate::commands::trace_output::Writer;
+#[cfg(feature = "export")]
+use crate::export::otlp::{Endpoint, Form, Otlp, Record};
 use crate::protocol::event::{ClockPair, EventLine};
 use crate::protocol::trace::{Line, Traced};
 
 /// The events that are rendered again and again.
 const DISTINCT: usize = 4096;
+
+/// The number of times that they are parsed.
+const PARSED: usize = 64;
+/// The threads that read streams.
+#[cfg(feature = "export")]
+const READERS: usize = 4;
+/// The events that a machine sends together.
+#[cfg(feature = "export")]
+const TOGETHER: usize = 100;
 
 /// The time for some events, and their size.
 #[derive(Debug, Clone, Copy)]
@@ -31,22 +47,19 @@ pub fn trace(table: bool, count: usize) -> std::io::Result<Rendered> {
     #[cfg(not(feature = "export"))]
     let format = Format::Json;
     let _ = table;
-    let probes = ["vfs_read", "vfs_write", "do_sys_openat2", "tcp_sendmsg"].map(probe);
-    let lines = (0..DISTINCT).map(|number| line(number, &probes));
-    let lines: Vec<String> = lines.collect::<Result<_, _>>()?;
+    let probes = probes();
+    let lines = lines(&probes)?;
     let begin = Instant::now();
-    let events: Result<Vec<Line>, _> = lines
-        .iter()
-        .map(|line| serde_json::from_str(line))
-        .collect();
-    let events: Vec<(usize, EventLine)> = events?
-        .into_iter()
-        .filter_map(|line| match line {
-            Line::Event { probe, event } => Some((probe, event)),
-            _ => None,
-        })
-        .collect();
-    let parsing = begin.elapsed().mul_f64(count as f64 / DISTINCT as f64);
+    let mut events = Vec::new();
+    for _ in 0..PARSED {
+        events = lines
+            .iter()
+            .map(|line| event(line))
+            .collect::<Result<_, _>>()?;
+    }
+    let parsing = begin
+        .elapsed()
+        .mul_f64(count as f64 / (PARSED * DISTINCT) as f64);
     let mut writer = Writer::new(format, 2_000_000_000);
     let begin = Instant::now();
     writer.begin(ClockPair {
@@ -55,7 +68,6 @@ pub fn trace(table: bool, count: usize) -> std::io::Result<Rendered> {
     })?;
     let mut bytes = 0;
     let mut clock = 0;
-    let mut events = events;
     let mut rendered = 0;
     while rendered < count {
         for (probe, event) in &mut events {
@@ -74,6 +86,104 @@ pub fn trace(table: bool, count: usize) -> std::io::Result<Rendered> {
         parsing,
         bytes: bytes * count as u64 / rendered as u64,
     })
+}
+
+/// The totals of many exports to one collector.
+#[cfg(feature = "export")]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Fleet {
+    /// The records that the collector has taken.
+    pub taken: u64,
+    /// The records that were dropped and counted.
+    pub dropped: u64,
+    /// The time from the first record to the last one that was handed over.
+    pub handing: Duration,
+    /// The time from the first record to the end of all exports.
+    pub whole: Duration,
+}
+
+/// Sends the recorded stream of `events` events of each of so many machines to a collector of
+/// OpenTelemetry. Several threads read the streams, as commands do.
+///
+/// # Errors
+/// If the URL is none, or there are no threads left.
+#[cfg(feature = "export")]
+pub fn fleet(
+    url: &str,
+    machines: usize,
+    events: usize,
+) -> Result<Fleet, Box<dyn std::error::Error + Send + Sync>> {
+    let probes = probes();
+    let lines = lines(&probes)?;
+    let known = probes.map(Arc::new);
+    let clock = Clock {
+        tsc: 0,
+        unix_ns: 1_700_000_000_000_000_000,
+        hz: 2_000_000_000,
+    };
+    let endpoint: Endpoint = url.parse()?;
+    let exports: Result<Vec<Otlp>, _> = (0..machines)
+        .map(|number| Otlp::start(endpoint.clone(), &format!("vm{number}"), Form::Logs))
+        .collect();
+    let mut exports = exports?;
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let parts = exports.chunks_mut(machines.div_ceil(READERS).max(1));
+        let readers = parts.map(|part| {
+            let (lines, known) = (&lines, &known);
+            scope.spawn(move || -> serde_json::Result<()> {
+                for (number, text) in (0..events).zip(lines.iter().cycle()) {
+                    for otlp in &mut *part {
+                        let (probe, line) = event(text)?;
+                        otlp.record(Record::Hit {
+                            line: Box::new(line),
+                            probe: known.get(probe).cloned(),
+                            clock,
+                        });
+                        if number % TOGETHER == TOGETHER - 1 {
+                            otlp.flush();
+                        }
+                    }
+                }
+                Ok(())
+            })
+        });
+        let readers: Vec<_> = readers.collect();
+        let mut read = readers.into_iter().map(|reader| reader.join());
+        read.try_for_each(|read| read.unwrap_or(Ok(())))
+    })?;
+    let handing = begin.elapsed();
+    let sent: Vec<_> = std::thread::scope(|scope| {
+        let ends = exports
+            .into_iter()
+            .map(|otlp| scope.spawn(|| otlp.finish()));
+        let ends: Vec<_> = ends.collect();
+        ends.into_iter().filter_map(|end| end.join().ok()).collect()
+    });
+    Ok(Fleet {
+        taken: sent.iter().map(|sent| sent.taken).sum(),
+        dropped: sent.iter().map(|sent| sent.dropped).sum(),
+        handing,
+        whole: begin.elapsed(),
+    })
+}
+
+fn probes() -> [Traced; 4] {
+    ["vfs_read", "vfs_write", "do_sys_openat2", "tcp_sendmsg"].map(probe)
+}
+
+fn lines(probes: &[Traced; 4]) -> serde_json::Result<Vec<String>> {
+    (0..DISTINCT).map(|number| line(number, probes)).collect()
+}
+
+/// Returns the event of a line as a command reads it, with the number of its probe.
+fn event(line: &str) -> serde_json::Result<(usize, EventLine)> {
+    match serde_json::from_str(line)? {
+        Line::Event { probe, event } => Ok((probe, event)),
+        other => Err(serde_json::Error::io(std::io::Error::other(format!(
+            "{other:?}"
+        )))),
+    }
 }
 
 fn probe(function: &str) -> Traced {

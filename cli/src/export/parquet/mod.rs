@@ -30,6 +30,8 @@ pub use records::{Calls, Device, Processes};
 const GROUP_ROWS: usize = 1 << 17;
 /// The number of bytes of values at which a row group is written.
 const GROUP_BYTES: usize = 64 << 20;
+/// The number of rows after which the bytes are counted.
+const LOOK_ROWS: usize = 256;
 /// The bytes before the first group.
 const MAGIC: u64 = 4;
 /// The version in the file's end: all that is used here is in the first one.
@@ -102,8 +104,9 @@ impl Table {
     /// The errors of `out`.
     pub fn end_row(&mut self, out: &mut dyn Write) -> io::Result<()> {
         self.rows += 1;
-        let is_large = || self.columns.iter().map(Column::bytes).sum::<usize>() >= GROUP_BYTES;
-        match self.rows >= GROUP_ROWS || is_large() {
+        let bytes = || self.columns.iter().map(Column::bytes).sum::<usize>();
+        let is_large = self.rows.is_multiple_of(LOOK_ROWS) && bytes() >= GROUP_BYTES;
+        match self.rows >= GROUP_ROWS || is_large {
             true => self.write_group(out),
             false => Ok(()),
         }
