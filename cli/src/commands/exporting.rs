@@ -127,8 +127,8 @@ impl Exports {
     /// Passes on a map of a script.
     pub fn map(&mut self, map: MapLine) {
         if self.interval_ms() > 0 {
+            // Counts follow all maps.
             self.metrics.take_map(map);
-            self.show();
         }
     }
 

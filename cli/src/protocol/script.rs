@@ -164,12 +164,12 @@ pub enum Line {
         #[serde(default, skip_serializing_if = "Text::is_empty")]
         err: Text,
     },
-    /// The counts so far, at the interval of the request. The maps follow, one in each line.
+    /// The counts so far, at the interval of the request, behind the maps.
     Counts {
         /// The script's counts.
         counts: Counts,
     },
-    /// A map as it is, at the interval of the request and at the end.
+    /// A map as it is, at the interval of the request and before the last line.
     Map(MapLine),
     /// The last line.
     End {

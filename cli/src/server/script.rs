@@ -91,9 +91,9 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, stream: UnixStream) -> io::R
             let mut lines = Vec::new();
             write_output(&mut lines, &job.step())?;
             if interval.is_over() {
+                write_maps(&mut lines, &mut job)?;
                 let counts = job.counts();
                 write(&mut lines, &Line::Counts { counts })?;
-                write_maps(&mut lines, &mut job)?;
             }
             failed = outbox.put(lines).is_err();
         }

@@ -225,7 +225,8 @@ fn a_collector_gets_logs_spans_and_metrics() {
         "{told:?}"
     );
     assert!(told[1].contains("--otlp: 500 records and "), "{told:?}");
-    let dropped = "--otlp: 0 records taken, 500 dropped: the collector was away or too slow\n";
+    let dropped = "--otlp: 0 records taken, 500 dropped: the collector was away or too slow, \
+                   the last metrics not taken\n";
     assert!(told[2].contains(dropped), "{told:?}");
     assert_eq!(told[2].matches("tried again").count(), 1, "{told:?}");
     let is_device =

@@ -103,6 +103,8 @@ pub struct Sent {
     pub refused: u64,
     /// Entries and returns that have no other half.
     pub unpaired: u64,
+    /// Set if the last metrics were not taken.
+    pub lacks_metrics: bool,
 }
 
 impl fmt::Display for Sent {
@@ -120,6 +122,9 @@ impl fmt::Display for Sent {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
             }
+        }
+        if self.lacks_metrics {
+            f.write_str(", the last metrics not taken")?;
         }
         Ok(())
     }
@@ -352,11 +357,13 @@ impl Worker {
             let left = end.map_or(TRY, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 self.sent.dropped += count;
+                self.sent.lacks_metrics |= count == 0;
                 return;
             }
             match self.client.send(&request, left.min(TRY)) {
                 Ok(refused) => {
                     self.sent.reports += u64::from(count == 0);
+                    self.sent.lacks_metrics &= count > 0;
                     let refused = refused.min(count);
                     self.sent.taken += count - refused;
                     self.sent.refused += refused;
@@ -365,6 +372,7 @@ impl Worker {
                 Err(SendError::Refused(why)) => {
                     self.complain(&why, "what it refuses is counted");
                     self.sent.refused += count;
+                    self.sent.lacks_metrics |= count == 0;
                     return;
                 }
                 Err(SendError::Away(why)) => {
