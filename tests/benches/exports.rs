@@ -1,13 +1,13 @@
 //! What exports cost: `cargo bench-exports`.
 //!
-//! The first turns count the events a second that a trace writes as a table in Parquet, and as lines
-//! of JSON in the same run. Events have four arguments that do not repeat, and no stacks.
+//! The first turns count the events a second that a trace writes as a table in Parquet, and as
+//! lines of JSON in the same run. Events have four arguments that do not repeat, and no stacks.
 //! `rendering` is from events in memory to bytes. `whole` has in addition the reading of the lines
 //! that a machine sends.
 //!
 //! The last ones are a thousand machines, whose recorded streams go to one collector of
-//! OpenTelemetry over HTTP. It is a sink of this process, and then one that is away: the counts must
-//! be whole in both.
+//! OpenTelemetry over HTTP. It is a sink of this process, and then one that is away: the counts
+//! must be whole in both.
 
 use std::error::Error;
 use std::fs;
