@@ -1,5 +1,5 @@
-//! The memory of a guest that stands still, read page by page from files: `/proc/PID/mem` of QEMU, or
-//! those behind a machine's memory.
+//! The memory of a guest that stands still, read page by page from files: `/proc/PID/mem` of QEMU,
+//! or those behind a machine's memory.
 
 use std::fmt;
 use std::fs::File;

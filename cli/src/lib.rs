@@ -40,9 +40,9 @@ mod embed;
 mod end_report;
 mod ending;
 mod expect;
-mod file_memory;
 #[cfg(feature = "export")]
 mod export;
+mod file_memory;
 mod guest_image;
 mod guest_kernel;
 mod history;
