@@ -339,7 +339,7 @@ mod tests {
             HostProfile::interpreted_example(),
         ] {
             let mut rows = rows(&profile);
-            assert_eq!(rows.len(), 21);
+            assert_eq!(rows.len(), 23);
             for (seccomp, landlock) in [(true, true), (true, false), (false, true), (false, false)]
             {
                 rows.push(confinement(Walls { seccomp, landlock }));
