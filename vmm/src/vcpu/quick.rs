@@ -49,8 +49,6 @@ pub(crate) struct Surroundings<'m> {
     pub(crate) delivered: &'m AtomicU64,
     /// The vCPU's page walks.
     pub(crate) walks: &'m Walks,
-    /// Whether accesses to memory are watched.
-    pub(crate) watches: bool,
     /// The host's time stamp counter when the vCPU left the guest.
     pub(crate) exited: u64,
 }
@@ -78,7 +76,6 @@ impl<'m> Surroundings<'m> {
             sink,
             delivered: &shared.counters.traps,
             walks,
-            watches: shared.watchpoints.any(),
             exited,
         }
     }
@@ -150,10 +147,10 @@ impl<'m> Surroundings<'m> {
             Hold::No => {}
             hold => return Quick::Held(site.clone(), hold),
         }
-        if self.watches {
-            return Quick::Delivered(site.clone());
-        }
-        let store = |address: u64, value: u64| self.store(site, system, address, value);
+        // A prepared instruction reads no memory. The emulator tells of a watched write.
+        let store = |address: u64, value: u64| {
+            !self.traps.is_watched() && self.store(site, system, address, value)
+        };
         match prepared.execute(regs, store) {
             true => Quick::Passed,
             false => Quick::Delivered(site.clone()),
