@@ -12,31 +12,39 @@ use lru::LruCache;
 use parking_lot::Mutex;
 
 /// The size of a page in bytes.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// The largest number of pages that are kept: 64 MiB.
 const KEPT: NonZeroUsize = NonZeroUsize::new(16 << 10).unwrap();
 
 /// Guest-physical ranges, and the place in a file of the first byte of each.
 pub(crate) type Places = Vec<(Range<u64>, u64)>;
-type Page = Box<[u8; PAGE as usize]>;
+pub(crate) type Page = Box<[u8; PAGE as usize]>;
 
-/// The memory of a guest that does not change meanwhile.
-pub(crate) struct FileMemory {
+/// Pages of memory that does not change.
+pub(crate) trait PageSource: fmt::Debug + Send + Sync {
+    /// Fills a page from its address. Returns `None` if it is not there.
+    fn page(&self, address: u64, page: &mut Page) -> Option<()>;
+
+    /// Returns the ranges of memory in bytes, ascending and disjoint.
+    fn ranges(&self) -> Vec<Range<u64>>;
+}
+
+/// The memory in places of files.
+#[derive(Debug)]
+pub(crate) struct FilePlaces {
     files: Vec<File>,
     /// Ranges, with the number of the file and the place in it; ascending and disjoint.
     ranges: Vec<(Range<u64>, usize, u64)>,
+}
+
+/// The memory of a guest that does not change meanwhile, with the pages that were read last.
+#[derive(Debug)]
+pub(crate) struct FileMemory<S: PageSource> {
+    source: S,
     pages: Mutex<LruCache<u64, Page>>,
 }
 
-impl fmt::Debug for FileMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FileMemory")
-            .field("ranges", &self.ranges)
-            .finish_non_exhaustive()
-    }
-}
-
-impl FileMemory {
+impl FilePlaces {
     /// Returns the memory in these places. Of ranges that overlap, the first one counts.
     pub(crate) fn new(places: Vec<(File, Places)>) -> Self {
         let (mut files, mut ranges) = (Vec::new(), Vec::new());
@@ -58,9 +66,39 @@ impl FileMemory {
             }
             is_behind
         });
+        Self { files, ranges }
+    }
+}
+
+impl PageSource for FilePlaces {
+    fn page(&self, address: u64, page: &mut Page) -> Option<()> {
+        let after = self
+            .ranges
+            .partition_point(|(range, ..)| range.start <= address);
+        let (range, file, place) = self.ranges.get(after.checked_sub(1)?)?;
+        // A page that RAM has in part is none.
+        if address.checked_add(PAGE)? > range.end {
+            return None;
+        }
+        let place = place.checked_add(address - range.start)?;
+        self.files
+            .get(*file)?
+            .read_exact_at(&mut **page, place)
+            .ok()
+    }
+
+    fn ranges(&self) -> Vec<Range<u64>> {
+        self.ranges
+            .iter()
+            .map(|(range, ..)| range.clone())
+            .collect()
+    }
+}
+
+impl<S: PageSource> FileMemory<S> {
+    pub(crate) fn new(source: S) -> Self {
         Self {
-            files,
-            ranges,
+            source,
             pages: Mutex::new(LruCache::new(KEPT)),
         }
     }
@@ -72,25 +110,15 @@ impl FileMemory {
             part.copy_from_slice(page.get(offset..offset + part.len())?);
             return Some(());
         }
-        let after = self
-            .ranges
-            .partition_point(|(range, ..)| range.start <= address);
-        let (range, file, place) = self.ranges.get(after.checked_sub(1)?)?;
-        // A page that RAM has in part is none.
-        if address.checked_add(PAGE)? > range.end {
-            return None;
-        }
         let mut page: Page = Box::new([0; PAGE as usize]);
-        let place = place.checked_add(address - range.start)?;
-        let file = self.files.get(*file)?;
-        file.read_exact_at(&mut *page, place).ok()?;
+        self.source.page(address, &mut page)?;
         part.copy_from_slice(page.get(offset..offset + part.len())?);
         pages.put(address, page);
         Some(())
     }
 }
 
-impl PhysicalMemory for FileMemory {
+impl<S: PageSource> PhysicalMemory for FileMemory<S> {
     fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
         let length = buf.len();
         let lost = || PhysicalReadError { address, length };
@@ -107,10 +135,7 @@ impl PhysicalMemory for FileMemory {
     }
 
     fn ram(&self) -> Vec<Range<u64>> {
-        self.ranges
-            .iter()
-            .map(|(range, ..)| range.clone())
-            .collect()
+        self.source.ranges()
     }
 }
 
@@ -136,7 +161,7 @@ mod tests {
             // Beyond the file.
             (0x30_0000..0x30_1000, 8 * PAGE),
         ];
-        let memory = FileMemory::new(vec![(file, places)]);
+        let memory = FileMemory::new(FilePlaces::new(vec![(file, places)]));
         for (address, expected) in [
             (0, Some([3, 3])),
             (0xfff, None),

@@ -51,6 +51,7 @@ mod host;
 pub mod hostile;
 mod image_tables;
 mod inspection;
+mod kdump;
 mod listener;
 mod log_lines;
 #[cfg(feature = "test-utils")]

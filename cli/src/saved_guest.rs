@@ -18,8 +18,9 @@ use introspect::x86_64::CpuState;
 use introspect::{PausedMemory, PhysicalMemory, regular_file};
 use vmm::snapshot::{self, RestoreError};
 
-use crate::file_memory::FileMemory;
+use crate::file_memory::{FileMemory, FilePlaces};
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
+use crate::kdump::{self, Kdump, KdumpError};
 use crate::qemu::Seen;
 
 /// The size of the largest core file that is read, in bytes.
@@ -52,6 +53,14 @@ pub enum SavedGuestError {
         path: PathBuf,
         /// The reason.
         source: CoreFileError,
+    },
+    /// It is a damaged dump of kdump.
+    #[error("{path}: {source}")]
+    Kdump {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: KdumpError,
     },
     /// No kernel is in its memory.
     #[error("{path}: no kernel is found in this memory: {source}")]
@@ -119,6 +128,16 @@ impl SavedGuest {
             path: path.to_path_buf(),
             source,
         };
+        let file = regular_file::open(path).map_err(unread)?;
+        if kdump::is_meant(&file).map_err(unread)? {
+            let dump = Kdump::open(file).map_err(|source| SavedGuestError::Kdump {
+                path: path.to_path_buf(),
+                source,
+            })?;
+            let (cpus, crashed) = (dump.cpus().to_vec(), dump.crashed_cpus().to_vec());
+            let memory = Box::new(FileMemory::new(dump));
+            return Self::of_dump(path, memory, cpus, &crashed, named);
+        }
         if let Some(file) = raw(path).map_err(unread)? {
             return Self::of_raw(path, &file, named.as_ref());
         }
@@ -127,20 +146,29 @@ impl SavedGuest {
             path: path.to_path_buf(),
             source,
         })?;
-        match core.cpus().is_empty() {
-            true => {
-                let crashed = core.crashed_cpus().to_vec();
-                Self::searched(Box::new(core), &crashed, named.as_ref())
-                    .map_err(|source| no_kernel(path, source))
-            }
-            false => Ok(Self {
-                cpus: core.cpus().to_vec(),
-                memory: Box::new(core),
-                syscall_entry: 0,
-                kernel: named,
-                running: None,
-            }),
+        let (cpus, crashed) = (core.cpus().to_vec(), core.crashed_cpus().to_vec());
+        Self::of_dump(path, Box::new(core), cpus, &crashed, named)
+    }
+
+    /// Returns the guest in a dump, whose kernel is searched for if it has no CPUs of QEMU.
+    fn of_dump(
+        path: &Path,
+        memory: Box<dyn PhysicalMemory + Send + Sync>,
+        cpus: Vec<CpuState>,
+        crashed: &[CpuState],
+        kernel: Option<GuestKernel>,
+    ) -> Result<Self, SavedGuestError> {
+        if cpus.is_empty() {
+            let searched = Self::searched(memory, crashed, kernel.as_ref());
+            return searched.map_err(|source| no_kernel(path, source));
         }
+        Ok(Self {
+            cpus,
+            memory,
+            syscall_entry: 0,
+            kernel,
+            running: None,
+        })
     }
 
     /// Opens the memory of a machine as it is, such as the memory file of a snapshot of Firecracker
@@ -160,7 +188,7 @@ impl SavedGuest {
             let low = length.min(gap);
             let places = vec![(0..low, 0), (HIGH..HIGH + (length - low), low)];
             let file = file.try_clone().map_err(unread)?;
-            let memory = FileMemory::new(vec![(file, places)]);
+            let memory = FileMemory::new(FilePlaces::new(vec![(file, places)]));
             match Self::searched(Box::new(memory), &[], named) {
                 Ok(found) => return Ok(found),
                 Err(error) => failure = Some(error),

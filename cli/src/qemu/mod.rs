@@ -26,7 +26,7 @@ pub use guard::run as run_guard;
 use layout::{LayoutError, Piece};
 use monitor::{Monitor, MonitorError};
 
-use crate::file_memory::{FileMemory, Places};
+use crate::file_memory::{FileMemory, FilePlaces, Places};
 
 /// The name under which QEMU keeps the descriptor of the dump.
 const DUMP: &str = "exotrace";
@@ -110,7 +110,7 @@ pub struct QemuGuest {
 #[derive(Debug)]
 pub struct Seen {
     /// The memory.
-    pub(crate) memory: FileMemory,
+    pub(crate) memory: FileMemory<FilePlaces>,
     /// The CPUs, at least one.
     pub(crate) cpus: Vec<CpuState>,
 }
@@ -187,7 +187,7 @@ impl QemuGuest {
         Ok(answer.as_str().unwrap_or_default().to_owned())
     }
 
-    fn memory(&mut self) -> Result<FileMemory, QemuError> {
+    fn memory(&mut self) -> Result<FileMemory<FilePlaces>, QemuError> {
         let path = self.path.clone();
         let lost = |source| QemuError::Layout {
             path: path.clone(),
@@ -206,7 +206,7 @@ impl QemuGuest {
                     let place = layout::host_address(&said).map_err(lost)?;
                     placed.push((piece.range, place));
                 }
-                Ok(FileMemory::new(vec![(file, placed)]))
+                Ok(placed_in(vec![(file, placed)]))
             }
             Err(source) => self.behind(&pieces).ok_or(QemuError::Memory {
                 path: self.path.clone(),
@@ -218,7 +218,7 @@ impl QemuGuest {
 
     /// Returns the memory that files are behind; `None` if there is none. The memory of devices has
     /// none, and is of no use.
-    fn behind(&mut self, pieces: &[Piece]) -> Option<FileMemory> {
+    fn behind(&mut self, pieces: &[Piece]) -> Option<FileMemory<FilePlaces>> {
         let mut files: BTreeMap<&str, Option<(File, Places)>> = BTreeMap::new();
         for piece in pieces {
             let file = files
@@ -229,7 +229,7 @@ impl QemuGuest {
             }
         }
         let files: Vec<_> = files.into_values().flatten().collect();
-        (!files.is_empty()).then(|| FileMemory::new(files))
+        (!files.is_empty()).then(|| placed_in(files))
     }
 
     /// Opens the file behind a region of memory.
@@ -269,6 +269,10 @@ impl QemuGuest {
             cpus => Ok(cpus.to_vec()),
         }
     }
+}
+
+fn placed_in(places: Vec<(File, Places)>) -> FileMemory<FilePlaces> {
+    FileMemory::new(FilePlaces::new(places))
 }
 
 fn read(file: &mut File) -> Result<CoreFile, DumpError> {

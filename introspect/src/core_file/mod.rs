@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use object::Endianness;
 use object::elf::{self, FileHeader64};
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::elf::{FileHeader, NoteIterator, ProgramHeader};
 
 use crate::bytes::{u32_at, u64_at};
 use crate::stack::frames::SavedRegisters;
@@ -180,6 +180,7 @@ impl CoreFile {
 }
 
 type Segment = elf::ProgramHeader64<Endianness>;
+type Notes<'data> = NoteIterator<'data, FileHeader64<Endianness>>;
 
 /// Returns the range and file offset of a memory segment, or nothing for an empty one.
 fn load(
@@ -204,6 +205,34 @@ fn load(
     Ok((length != 0).then_some(found))
 }
 
+/// The CPUs in notes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Cpus {
+    /// Those in QEMU's notes.
+    pub cpus: Vec<CpuState>,
+    /// Those in notes of a kernel that has crashed, as [`CoreFile::crashed_cpus`] returns them.
+    pub crashed: Vec<CpuState>,
+}
+
+/// Returns the CPUs in ELF notes, one behind the other, as core files and other dumps have them.
+///
+/// # Errors
+/// If the notes are damaged.
+pub fn cpus_of_notes(notes: &[u8]) -> Result<Cpus, CoreFileError> {
+    let not_elf = |error: object::Error| CoreFileError::NotElf {
+        reason: error.to_string(),
+    };
+    let notes = NoteIterator::new(Endianness::Little, 4, notes).map_err(not_elf)?;
+    let mut found = Cpus::default();
+    take_cpus(
+        notes,
+        Endianness::Little,
+        &mut found.cpus,
+        &mut found.crashed,
+    )?;
+    Ok(found)
+}
+
 fn read_cpus(
     data: &[u8],
     segment: &Segment,
@@ -214,8 +243,20 @@ fn read_cpus(
     let not_elf = |error: object::Error| CoreFileError::NotElf {
         reason: error.to_string(),
     };
-    let Some(mut notes) = segment.notes(endian, data).map_err(not_elf)? else {
-        return Ok(());
+    match segment.notes(endian, data).map_err(not_elf)? {
+        Some(notes) => take_cpus(notes, endian, cpus, crashed),
+        None => Ok(()),
+    }
+}
+
+fn take_cpus(
+    mut notes: Notes<'_>,
+    endian: Endianness,
+    cpus: &mut Vec<CpuState>,
+    crashed: &mut Vec<CpuState>,
+) -> Result<(), CoreFileError> {
+    let not_elf = |error: object::Error| CoreFileError::NotElf {
+        reason: error.to_string(),
     };
     while let Some(note) = notes.next().map_err(not_elf)? {
         let bytes = note.desc();

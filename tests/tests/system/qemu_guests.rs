@@ -1,10 +1,11 @@
-//! Guests of QEMU: `ps`, `maps` and `stack` by its monitor say what the guest's `/proc` says, and
-//! the guest always goes on. By QEMU's emulated CPU (Debian's package qemu-system-x86), with
+//! Guests of QEMU: `ps`, `maps` and `stack` by its monitor, and of its dumps, say what the guest's
+//! `/proc` says, and the guest always goes on. By QEMU's emulated CPU (Debian's package qemu-system-x86), with
 //! Debian's own kernel.
 
 use std::fs;
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -80,6 +81,28 @@ impl Qemu {
         world.start(line)
     }
 
+    /// Has QEMU dump the guest.
+    fn dump(&self, format: &str, path: &Path) {
+        let stream = UnixStream::connect(&self.monitor).unwrap_or_else(|e| panic!("{e}"));
+        let mut lines = BufReader::new(&stream).lines();
+        let protocol = format!("file:{}", path.display());
+        for request in [
+            serde_json::json!({ "execute": "qmp_capabilities" }),
+            serde_json::json!({
+                "execute": "dump-guest-memory",
+                "arguments": { "paging": false, "protocol": protocol, "format": format },
+            }),
+        ] {
+            writeln!(&stream, "{request}").unwrap_or_else(|e| panic!("{e}"));
+            let answer = lines
+                .by_ref()
+                .map(|line| line.unwrap_or_else(|e| panic!("{e}")))
+                .find(|line| line.contains("\"return\"") || line.contains("\"error\""));
+            let answer = answer.unwrap_or_default();
+            assert!(answer.contains("\"return\""), "{request}: {answer}");
+        }
+    }
+
     fn ask(&self, world: &World, line: &str) -> String {
         let ended = self.look(world, line).finish(COMMAND_LIMIT);
         assert_eq!(ended.status, 0, "{line}: {ended:?}");
@@ -116,6 +139,21 @@ fn a_guest_of_qemu_is_looked_into_and_goes_on_even_if_the_look_is_killed() {
     let sym = qemu.ask(&world, "sym vfs_read");
     let address = known.split_whitespace().next().unwrap_or_default();
     assert!(address.len() == 16 && sym.contains(address), "{known}{sym}");
+
+    for format in ["elf", "kdump-zlib"] {
+        let path = world.path(format);
+        qemu.dump(format, &path);
+        let dumped = |line: &str| {
+            let mut line = words(line);
+            line.extend(["--core".into(), path.clone().into()]);
+            let ended = world.run(line, COMMAND_LIMIT);
+            assert_eq!((ended.status, ended.stderr.as_str()), (0, ""), "{format}");
+            ended.stdout
+        };
+        assert_eq!(dumped(&format!("maps -p {pid}")), proc_maps, "{format}");
+        assert_eq!(dumped(&format!("stack -p {pid}")), stack, "{format}");
+        assert!(dumped("ps").contains(" sleep 100000\n"), "{format}");
+    }
 
     // Killed at any moment, among them while the guest is paused.
     for delay in (0..100).step_by(5) {
