@@ -1,6 +1,6 @@
 //! Guests of QEMU: `ps`, `maps` and `stack` by its monitor, and of its dumps, say what the guest's
-//! `/proc` says, and the guest always goes on. By QEMU's emulated CPU (Debian's package qemu-system-x86), with
-//! Debian's own kernel.
+//! `/proc` says, and the guest always goes on. By QEMU's emulated CPU (Debian's package
+//! qemu-system-x86), with Debian's own kernel.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
