@@ -13,6 +13,7 @@ use probes::provider::Traceable;
 use vmm::machine::Paused;
 
 use crate::breakpoints::Breakpoints;
+use crate::called::Returns;
 use crate::events::{self, Ending};
 use crate::files::Files;
 use crate::kernel::Kernel;
@@ -35,6 +36,7 @@ pub(crate) struct Debugger<'g> {
     pub(crate) subject: Box<dyn Subject + 'g>,
     pub(crate) breakpoints: Breakpoints,
     pub(crate) files: Files,
+    pub(crate) returns: Returns,
     stops: Arc<Stops>,
     /// Keeps the machine paused while the client looks at it.
     hold: Option<Paused>,
@@ -84,6 +86,7 @@ impl<'g> Debugger<'g> {
             subject,
             breakpoints,
             files: Files::default(),
+            returns: Returns::default(),
             stops,
             hold: Some(hold),
             step: None,
@@ -209,6 +212,11 @@ impl<'g> Debugger<'g> {
             Cause::Breakpoint => {
                 let is_wanted = self.breakpoints.is_wanted(stop.address);
                 is_wanted.then_some(MultiThreadStopReason::SwBreak(tid))
+            }
+            Cause::Returned => {
+                let arrived = self.returns.arrive(&*self.subject, stop.thread);
+                let arrived = arrived.unwrap_or_default();
+                arrived.then_some(MultiThreadStopReason::SwBreak(tid))
             }
             Cause::Watch { address, kind } => {
                 let is_wanted = self.breakpoints.wants_access(address, kind);

@@ -19,12 +19,14 @@
 //! | `looks` | looks at the paused guest |
 //! | `registers` | the registers in the protocol's order |
 //! | `breakpoints` | arms and disarms traps and watchpoints through the engine's sessions |
+//! | `called` | lets functions that the client calls return |
 //! | `stops` | the hits that wait to be reported, each with its hold of the machine |
 //! | `step` | the instructions that may follow one |
 //! | `events` | signals and exits of the process |
 //! | `files` | files of the guest for the client |
 
 mod breakpoints;
+mod called;
 mod debugger;
 mod events;
 mod files;

@@ -20,6 +20,8 @@ use crate::subject::NumberOfHit;
 pub(crate) enum Cause {
     /// A breakpoint of the client.
     Breakpoint,
+    /// The return of a function that the client has called.
+    Returned,
     /// The end of a step.
     Step,
     /// A signal is about to be delivered.

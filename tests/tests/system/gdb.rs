@@ -86,6 +86,28 @@ const CHANGES: Session = &[
     ("detach", &["detached"]),
 ];
 
+/// Functions of the program are called.
+const CALLS: Session = &[
+    ("tbreak count_one", &["Temporary breakpoint 1"]),
+    (
+        "continue",
+        &["Temporary breakpoint 1, ", " in count_one ()"],
+    ),
+    ("set $at = $pc", &[]),
+    ("print (long)labs(-42)", &["= 42"]),
+    ("print (int)getpid() > 1", &["= 1"]),
+    // One that stops on its way.
+    ("tbreak abs", &["Temporary breakpoint 2"]),
+    (
+        "print (int)abs(-7)",
+        &["The program being debugged stopped while in a function called from GDB."],
+    ),
+    ("bt 2", &["abs (i=-7)", "<function called from gdb>"]),
+    ("finish", &["Value returned", "= 7"]),
+    ("print $pc == $at", &["= 1"]),
+    ("detach", &["detached"]),
+];
+
 /// A crash is caught at its signal, with the stack of the moment.
 const CRASHES: Session = &[
     ("bt", &[" in fall ()", " in stumble ()", " in main ()"]),
@@ -215,6 +237,10 @@ fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
     changing.type_line("quit");
     assert_eq!(changing.finish(COMMAND_LIMIT).status, 0);
     assert_eq!(changes(), Some(2));
+    let mut calling = gdb(&world, "--write -p debugged");
+    talk(&mut calling, CALLS);
+    calling.type_line("quit");
+    assert_eq!(calling.finish(COMMAND_LIMIT).status, 0);
 
     // The guest runs on, and stands still for the next debugger until that lets it go on.
     let mut second = gdb(&world, "-p debugged");

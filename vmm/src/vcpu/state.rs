@@ -151,7 +151,9 @@ impl Vcpu {
 
     /// Replaces the general registers.
     pub(crate) fn change_registers(&mut self, regs: &kvm_regs) -> Result<(), KvmError> {
-        self.registers.set_general(&mut self.fd, regs)
+        self.registers.set_general(&mut self.fd, regs)?;
+        // Who reads them before the next KVM_RUN does not look into the shared page.
+        self.fd.set_regs(regs).call("KVM_SET_REGS")
     }
 
     /// Returns the state of this parked vCPU. `indices` are the MSRs that KVM lists as its state.

@@ -185,11 +185,24 @@ impl BreakpointRequests for Debugger<'_> {
 impl SwBreakpoint for Debugger<'_> {
     fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
         let added = self.breakpoints.add(&*self.subject, address);
+        let added = match added {
+            Ok(false) if self.may_write() => {
+                self.returns
+                    .add(&*self.subject, &mut self.breakpoints, address)
+            }
+            added => added,
+        };
         added.map_err(TargetError::Fatal)
     }
 
     fn remove_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
-        Ok(self.breakpoints.remove(address))
+        if self.breakpoints.remove(address) {
+            return Ok(true);
+        }
+        let removed = self
+            .returns
+            .remove(&*self.subject, &mut self.breakpoints, address);
+        removed.map_err(TargetError::Fatal)
     }
 }
 
