@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 use std::thread;
 
 use super::remote::find;
@@ -11,6 +12,7 @@ use crate::client::control::{connect, first_answer, unexpected};
 use crate::protocol::control::{Answer, Command};
 use crate::registry::Running;
 use crate::report::{Failure, say};
+use crate::signals::StopSignals;
 
 /// Runs `exotrace gdb`.
 pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
@@ -35,7 +37,14 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
     };
     let cannot = |error: io::Error| Failure::new(format_args!("{}: {error}", path.display()));
     let listener = UnixListener::bind(&path).map_err(cannot)?;
-    let _socket = Removed(path.clone());
+    let socket = Arc::new(Removed(path.clone()));
+    let signals = StopSignals::watch()?;
+    let removed = socket.clone();
+    // A debugger that is attached ends with the process, and the guest runs on.
+    signals.on_stop(move || {
+        removed.remove();
+        std::process::exit(0);
+    });
     say(format_args!(
         "waiting for debuggers; in gdb: target remote {}",
         path.display()
@@ -57,10 +66,16 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
 /// A socket's file, which goes with this.
 struct Removed(std::path::PathBuf);
 
-impl Drop for Removed {
-    fn drop(&mut self) {
+impl Removed {
+    fn remove(&self) {
         // It may have been removed already.
         let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        self.remove();
     }
 }
 

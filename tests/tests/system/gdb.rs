@@ -3,6 +3,7 @@
 
 use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
 use support::command::{Running, World, executable, words};
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
 use support::{host, rich};
@@ -312,6 +313,18 @@ fn a_process_that_is_none_is_told_and_a_debugger_that_breaks_off_leaves_the_gues
         assert_eq!((ended.status, ended.stdout.as_str()), (1, ""), "{ended:?}");
         assert!(ended.stderr.contains(told), "{ended:?}");
     }
+    // A socket for debuggers goes with the command.
+    let socket = world.path("debuggers");
+    let mut line = words("gdb -p 1 --listen");
+    line.push(socket.clone().into());
+    let mut listening = world.start(line);
+    listening.wait_until("socket", COMMAND_LIMIT, |_, stderr| {
+        stderr.contains("waiting for debuggers")
+    });
+    assert!(socket.exists());
+    listening.signal(Signal::INT);
+    assert_eq!(listening.finish(COMMAND_LIMIT).status, 0);
+    assert!(!socket.exists());
     // No packet, half a packet, a packet that is none, and one with a wrong sum.
     for said in [
         "hello",
