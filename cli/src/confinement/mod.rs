@@ -132,6 +132,7 @@ impl Confinement {
         privileges::give_up()
             .map_err(|(what, source)| ConfinementError::Refused { what, source })?;
         let walls = Walls::of_host();
+        settle_allocator();
         let strict = mode == Confine::Strict;
         match walls.missing() {
             Some(missing) if strict => {
@@ -203,6 +204,24 @@ impl<W: io::Write> io::Write for ConfinedWriter<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
+    }
+}
+
+/// Makes the C library decide whether threads give memory back.
+///
+/// It reads `/proc/sys/vm/overcommit_memory` for that when a thread first frees much of it
+/// (`check_may_shrink_heap` of glibc), which a confined thread must not.
+fn settle_allocator() {
+    /// Blocks that are not mappings of their own, and too much to keep.
+    const BLOCKS: usize = 16;
+    const BLOCK: usize = 100 << 10;
+    let freeing = std::thread::Builder::new().spawn(|| {
+        let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(|_| vec![1; BLOCK]).collect();
+        drop(std::hint::black_box(blocks));
+    });
+    // Without it a confined thread may be refused the file, which does no harm.
+    if let Ok(freeing) = freeing {
+        let _ = freeing.join();
     }
 }
 
