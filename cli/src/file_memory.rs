@@ -1,5 +1,5 @@
-//! The memory of a guest that stands still, read page by page from files: `/proc/PID/mem` of QEMU,
-//! or those behind a machine's memory.
+//! The memory of a paused or saved guest, read page by page from files and cached: `/proc/PID/mem`
+//! of QEMU, memory files, dumps.
 
 use std::fmt;
 use std::fs::File;
@@ -46,7 +46,7 @@ pub(crate) struct FileMemory<S: PageSource> {
 
 impl FilePlaces {
     /// Returns the memory in these places. Of ranges that overlap, the first one counts.
-    pub(crate) fn new(places: Vec<(File, Places)>) -> Self {
+    fn new(places: Vec<(File, Places)>) -> Self {
         let (mut files, mut ranges) = (Vec::new(), Vec::new());
         for (file, places) in places {
             let number = files.len();
@@ -92,6 +92,13 @@ impl PageSource for FilePlaces {
             .iter()
             .map(|(range, ..)| range.clone())
             .collect()
+    }
+}
+
+impl FileMemory<FilePlaces> {
+    /// Returns the memory in these places; see [`FilePlaces::new`].
+    pub(crate) fn in_places(places: Vec<(File, Places)>) -> Self {
+        Self::new(FilePlaces::new(places))
     }
 }
 
@@ -161,7 +168,7 @@ mod tests {
             // Beyond the file.
             (0x30_0000..0x30_1000, 8 * PAGE),
         ];
-        let memory = FileMemory::new(FilePlaces::new(vec![(file, places)]));
+        let memory = FileMemory::in_places(vec![(file, places)]);
         for (address, expected) in [
             (0, Some([3, 3])),
             (0xfff, None),

@@ -1,5 +1,5 @@
-//! A guest that does not run: its memory and CPUs, from the folder of a snapshot, a core file, or
-//! QEMU's memory while that has paused it, or from the memory of a machine as it is.
+//! A guest that exotrace does not run: its memory and CPUs, from the folder of a snapshot, a dump,
+//! the memory file of a machine, or a paused QEMU.
 //!
 //! No KVM is used, and no file of its kernel, unless a snapshot's kernel has its types only there.
 //! A core file is one that QEMU's `dump-guest-memory` and `virsh dump` write, or the guest's own
@@ -18,7 +18,7 @@ use introspect::x86_64::CpuState;
 use introspect::{PausedMemory, PhysicalMemory, regular_file};
 use vmm::snapshot::{self, RestoreError};
 
-use crate::file_memory::{FileMemory, FilePlaces};
+use crate::file_memory::FileMemory;
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::kdump::{self, Kdump, KdumpError};
 use crate::qemu::Seen;
@@ -188,7 +188,7 @@ impl SavedGuest {
             let low = length.min(gap);
             let places = vec![(0..low, 0), (HIGH..HIGH + (length - low), low)];
             let file = file.try_clone().map_err(unread)?;
-            let memory = FileMemory::new(FilePlaces::new(vec![(file, places)]));
+            let memory = FileMemory::in_places(vec![(file, places)]);
             match Self::searched(Box::new(memory), &[], named) {
                 Ok(found) => return Ok(found),
                 Err(error) => failure = Some(error),
@@ -230,19 +230,19 @@ impl SavedGuest {
         })
     }
 
-    /// Returns a guest that QEMU has paused, with its kernel's file as for [`open`](Self::open).
+    /// Returns a guest that QEMU has paused. `path` is its monitor. `kernel` is as for
+    /// [`open`](Self::open).
     ///
     /// # Errors
     /// If the kernel's file is none.
-    pub fn of_qemu(seen: Seen, kernel: Option<&Path>) -> Result<Self, SavedGuestError> {
+    pub fn of_qemu(
+        path: &Path,
+        seen: Seen,
+        kernel: Option<&Path>,
+    ) -> Result<Self, SavedGuestError> {
         let named = kernel.map(GuestKernel::open).transpose()?;
-        Ok(Self {
-            memory: Box::new(seen.memory),
-            cpus: seen.cpus,
-            syscall_entry: 0,
-            kernel: named.map(|(kernel, _)| kernel),
-            running: None,
-        })
+        let named = named.map(|(kernel, _)| kernel);
+        Self::of_dump(path, Box::new(seen.memory), seen.cpus, &[], named)
     }
 }
 

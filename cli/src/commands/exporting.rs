@@ -22,7 +22,7 @@ const INTERVAL_MS: u32 = 1000;
 /// The names of the keys of a script's maps.
 pub type Labels = BTreeMap<String, Vec<String>>;
 
-/// The systems that a command was told of.
+/// The systems that the options of a command name.
 #[derive(Debug)]
 pub struct Exports {
     metrics: Metrics,

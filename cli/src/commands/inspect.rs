@@ -116,9 +116,9 @@ impl Asked {
         let kernel = guest.kernel.as_deref();
         if let Some(path) = guest.qemu {
             let mut paused = QemuGuest::pause(&path)?;
-            let saved = SavedGuest::of_qemu(paused.see()?, kernel)?;
+            let saved = SavedGuest::of_qemu(&path, paused.read()?, kernel)?;
             let answer = look_into(&saved, command);
-            let paused = paused.go_on()?;
+            let paused = paused.resume()?;
             let named = |error| Failure::new(format_args!("{}: {error}", path.display()));
             let answer = answer.map_err(named)?;
             return Ok((Self::Qemu(path, paused), answer));
@@ -162,7 +162,7 @@ impl Asked {
     }
 }
 
-/// Answers of a guest that stands still.
+/// Answers a command from the memory of a guest that exotrace does not run.
 fn look_into(saved: &SavedGuest, command: Command) -> Result<Answer, RequestError> {
     let inspector = Inspector::default();
     let inspection = Inspection::of_saved(saved, &inspector);

@@ -1,4 +1,4 @@
-//! The process that lets a paused guest of QEMU go on if this one is killed.
+//! The guard: a process that resumes a paused guest of QEMU if this one is killed.
 //!
 //! It has the monitor's connection, and a pipe of which this process has the other end. If the pipe
 //! ends without a word, it sends `cont`. It is in a group of its own, so that Ctrl-C and signals
@@ -17,12 +17,12 @@ use super::monitor::request;
 
 /// The hidden command of the process.
 const COMMAND: &str = "resume-guard";
-/// The word that says that the guest goes on.
+/// The byte that says that the guest was resumed.
 const RELEASED: u8 = b'.';
 /// The character by which a monitor forgets the half of a command (qmp-spec of QEMU, 2.3).
 const RESET: u8 = 0xff;
 
-/// The event that says that the guest goes on.
+/// The event that says that the guest runs.
 const RESUMED: &[u8] = b"\"RESUME\"";
 /// The time that it may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -50,10 +50,10 @@ impl Guard {
         Ok(Self(child))
     }
 
-    /// Ends the process: the guest goes on.
+    /// Ends the process without a `cont`: the guest was resumed.
     pub(super) fn release(mut self) {
         if let Some(pipe) = &mut self.0.stdin {
-            // A process that has ended needs no word.
+            // A process that has ended needs no byte.
             let _ = pipe.write_all(&[RELEASED]);
         }
     }
@@ -70,7 +70,7 @@ impl Drop for Guard {
 /// Runs the process: standard input is the pipe, standard output the monitor's connection.
 ///
 /// # Errors
-/// If the monitor cannot be told. Nobody hears of it.
+/// If the monitor cannot be reached. The error goes nowhere: the parent process has ended.
 pub fn run() -> io::Result<()> {
     let mut word = [0];
     if io::stdin().read(&mut word)? == 1 && word == [RELEASED] {

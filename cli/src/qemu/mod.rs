@@ -37,7 +37,7 @@ const LONGEST: u64 = 8 << 20;
 /// The states in which QEMU runs the guest (`RunState` of QEMU's QAPI).
 const RUNNING: &str = "running";
 
-/// The reason that a guest of QEMU cannot be looked into. It goes on as before.
+/// The reason that a guest of QEMU cannot be read. It runs on as before.
 #[derive(Debug, thiserror::Error)]
 pub enum QemuError {
     /// The monitor does not answer as it should.
@@ -146,30 +146,31 @@ impl QemuGuest {
     ///
     /// # Errors
     /// If QEMU does not say, or its memory cannot be read.
-    pub fn see(&mut self) -> Result<Seen, QemuError> {
+    pub fn read(&mut self) -> Result<Seen, QemuError> {
         Ok(Seen {
             cpus: self.cpus()?,
             memory: self.memory()?,
         })
     }
 
-    /// Lets the guest go on. Returns how long it was paused; `None` if it was not running before.
+    /// Resumes the guest. Returns how long it was paused; `None` if it was not running before.
     ///
     /// # Errors
-    /// If the monitor does not answer any more. The process that lets it go on has tried, too.
-    pub fn go_on(mut self) -> Result<Option<Duration>, QemuError> {
+    /// If the monitor does not answer any more. The guard process then tries, too.
+    pub fn resume(mut self) -> Result<Option<Duration>, QemuError> {
+        let resumed = self.end_pause().map_err(|source| self.broken(source))?;
+        Ok(resumed.then(|| self.since.elapsed()))
+    }
+
+    /// Ends the pause, if there is one. Returns whether there was. The guard sends `cont`, too, if
+    /// the monitor does not answer.
+    fn end_pause(&mut self) -> Result<bool, MonitorError> {
         let Some(guard) = self.guard.take() else {
-            return Ok(None);
+            return Ok(false);
         };
-        let resumed = self.monitor.ask("cont", json!({}));
-        let paused = self.since.elapsed();
-        match resumed {
-            Ok(_) => {
-                guard.release();
-                Ok(Some(paused))
-            }
-            Err(source) => Err(self.broken(source)),
-        }
+        self.monitor.ask("cont", json!({}))?;
+        guard.release();
+        Ok(true)
     }
 
     fn broken(&self, source: MonitorError) -> QemuError {
@@ -206,7 +207,7 @@ impl QemuGuest {
                     let place = layout::host_address(&said).map_err(lost)?;
                     placed.push((piece.range, place));
                 }
-                Ok(placed_in(vec![(file, placed)]))
+                Ok(FileMemory::in_places(vec![(file, placed)]))
             }
             Err(source) => self.behind(&pieces).ok_or(QemuError::Memory {
                 path: self.path.clone(),
@@ -229,7 +230,7 @@ impl QemuGuest {
             }
         }
         let files: Vec<_> = files.into_values().flatten().collect();
-        (!files.is_empty()).then(|| placed_in(files))
+        (!files.is_empty()).then(|| FileMemory::in_places(files))
     }
 
     /// Opens the file behind a region of memory.
@@ -263,7 +264,7 @@ impl QemuGuest {
         });
         let dumped = self.monitor.ask("dump-guest-memory", dump);
         dumped.map_err(|source| self.broken(source))?;
-        let core = read(&mut file).map_err(|source| lost(&self.path, source))?;
+        let core = read_core(&mut file).map_err(|source| lost(&self.path, source))?;
         match core.cpus() {
             [] => Err(lost(&self.path, DumpError::NoCpu)),
             cpus => Ok(cpus.to_vec()),
@@ -271,11 +272,7 @@ impl QemuGuest {
     }
 }
 
-fn placed_in(places: Vec<(File, Places)>) -> FileMemory<FilePlaces> {
-    FileMemory::new(FilePlaces::new(places))
-}
-
-fn read(file: &mut File) -> Result<CoreFile, DumpError> {
+fn read_core(file: &mut File) -> Result<CoreFile, DumpError> {
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(0))?;
     file.take(LONGEST).read_to_end(&mut bytes)?;
@@ -284,11 +281,8 @@ fn read(file: &mut File) -> Result<CoreFile, DumpError> {
 
 impl Drop for QemuGuest {
     fn drop(&mut self) {
-        // The guard does it if the monitor does not answer: it is dropped without a release.
-        if let Some(guard) = self.guard.take()
-            && self.monitor.ask("cont", json!({})).is_ok()
-        {
-            guard.release();
+        if let Err(error) = self.end_pause() {
+            log::warn!("{}: {error}", self.path.display());
         }
     }
 }

@@ -101,7 +101,7 @@ impl Monitor {
         self.answer(command)
     }
 
-    /// Gives QEMU a descriptor, which it keeps under a name.
+    /// Passes a descriptor to QEMU, which stores it under `name` (`getfd`).
     ///
     /// # Errors
     /// As [`ask`](Self::ask).

@@ -9,7 +9,7 @@ use crate::history::{self, KeepError};
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::vm::Vm;
 
-/// The maximum number of lost moments whose reasons are told; the others are counted.
+/// The maximum number of lost moments that are reported with their reasons; others are counted.
 const MOST_TOLD: u64 = 10;
 
 /// Prepares the machine for what a script keeps.

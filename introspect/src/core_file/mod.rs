@@ -118,9 +118,6 @@ impl CoreFile {
     /// # Errors
     /// If it is not a core file of an x86-64 machine, or is truncated.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, CoreFileError> {
-        let not_elf = |error: object::Error| CoreFileError::NotElf {
-            reason: error.to_string(),
-        };
         let data = bytes.as_slice();
         let header = FileHeader64::<Endianness>::parse(data).map_err(not_elf)?;
         let endian = header.endian().map_err(not_elf)?;
@@ -205,6 +202,12 @@ fn load(
     Ok((length != 0).then_some(found))
 }
 
+fn not_elf(error: object::Error) -> CoreFileError {
+    CoreFileError::NotElf {
+        reason: error.to_string(),
+    }
+}
+
 /// The CPUs in notes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cpus {
@@ -219,9 +222,6 @@ pub struct Cpus {
 /// # Errors
 /// If the notes are damaged.
 pub fn cpus_of_notes(notes: &[u8]) -> Result<Cpus, CoreFileError> {
-    let not_elf = |error: object::Error| CoreFileError::NotElf {
-        reason: error.to_string(),
-    };
     let notes = NoteIterator::new(Endianness::Little, 4, notes).map_err(not_elf)?;
     let mut found = Cpus::default();
     take_cpus(
@@ -240,9 +240,6 @@ fn read_cpus(
     cpus: &mut Vec<CpuState>,
     crashed: &mut Vec<CpuState>,
 ) -> Result<(), CoreFileError> {
-    let not_elf = |error: object::Error| CoreFileError::NotElf {
-        reason: error.to_string(),
-    };
     match segment.notes(endian, data).map_err(not_elf)? {
         Some(notes) => take_cpus(notes, endian, cpus, crashed),
         None => Ok(()),
@@ -255,9 +252,6 @@ fn take_cpus(
     cpus: &mut Vec<CpuState>,
     crashed: &mut Vec<CpuState>,
 ) -> Result<(), CoreFileError> {
-    let not_elf = |error: object::Error| CoreFileError::NotElf {
-        reason: error.to_string(),
-    };
     while let Some(note) = notes.next().map_err(not_elf)? {
         let bytes = note.desc();
         let of_kernel = (note.name(), note.n_type(endian)) == (CRASH_NOTE, elf::NT_PRSTATUS);

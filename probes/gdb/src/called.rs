@@ -65,8 +65,8 @@ impl Returns {
         Ok(true)
     }
 
-    /// Puts the client's return address back, which it may read now. Returns whether it was
-    /// replaced.
+    /// Restores the client's return address on the stack, as the client reads memory now. Returns
+    /// whether it was replaced.
     ///
     /// # Errors
     /// If the process cannot be changed.

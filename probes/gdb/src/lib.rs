@@ -16,7 +16,7 @@
 //! | `subject` | the questions about a process or the kernel |
 //! | `process` | reads the process: threads, registers, memory, mappings, files |
 //! | `kernel` | reads the kernel: tasks, memory, a file of its symbols |
-//! | `looks` | looks at the paused guest |
+//! | `reader` | reads the structures of the paused guest |
 //! | `registers` | the registers in the protocol's order |
 //! | `breakpoints` | arms and disarms traps and watchpoints through the engine's sessions |
 //! | `called` | lets functions that the client calls return |
@@ -31,8 +31,8 @@ mod debugger;
 mod events;
 mod files;
 mod kernel;
-mod looks;
 mod process;
+mod reader;
 mod registers;
 mod serve;
 mod step;

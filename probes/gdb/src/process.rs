@@ -10,7 +10,7 @@ use probes::engine::{Filter, Match};
 use probes::probe::Probe;
 use probes::provider::{Traceable, uprobe};
 
-use crate::looks::Looks;
+use crate::reader::Reader;
 use crate::registers::ThreadRegisters;
 use crate::subject::{
     DebugError, File, MAX_THREADS, NumberOfHit, Subject, Thread, change, pieces, place_in_file,
@@ -43,7 +43,7 @@ const PF_EXITING: u32 = 4;
 
 /// A process of a guest.
 pub(crate) struct Process<'g> {
-    looks: Looks<'g>,
+    reader: Reader<'g>,
     pid: i32,
 }
 
@@ -54,7 +54,7 @@ impl<'g> Process<'g> {
     /// If there is none, or it has no program.
     pub(crate) fn new(guest: &'g dyn Traceable, pid: i32) -> Result<Self, DebugError> {
         let process = Self {
-            looks: Looks::new(guest),
+            reader: Reader::new(guest),
             pid,
         };
         process.ask(|_, task| match task.user_mm() {
@@ -66,7 +66,7 @@ impl<'g> Process<'g> {
 
     /// Returns an answer about the process of the paused guest.
     fn ask<T>(&self, ask: impl FnOnce(&PausedSystem<'_>, &TaskInfo) -> T) -> Result<T, DebugError> {
-        self.looks.look(|look| {
+        self.reader.look(|look| {
             let task = look.process(self.pid)?.ok().flatten();
             let task = task.ok_or(DebugError::NoProcess { pid: self.pid })?;
             Ok(ask(&look, &task))
@@ -127,11 +127,11 @@ impl<'g> Process<'g> {
 
 impl Subject for Process<'_> {
     fn guest(&self) -> &dyn Traceable {
-        self.looks.guest()
+        self.reader.guest()
     }
 
     fn goes_on(&self) {
-        self.looks.goes_on();
+        self.reader.goes_on();
     }
 
     fn filter(&self, thread: Option<i32>) -> Filter {
@@ -171,7 +171,7 @@ impl Subject for Process<'_> {
             let Some(thread) = threads.iter().find(|thread| thread.pid == number) else {
                 return Ok::<_, DebugError>(ThreadRegisters::default());
             };
-            let saved = self.looks.with_unwinder(look, |unwinder| {
+            let saved = self.reader.with_unwinder(look, |unwinder| {
                 look.user_registers(thread, unwinder).ok().flatten()
             })?;
             floating = look.floating(thread);
@@ -203,7 +203,7 @@ impl Subject for Process<'_> {
                 let place = |cpu| Place::Cpu(cpu, wanted.general);
                 return Ok(look.cpu_number_of(thread).map(place));
             }
-            self.looks.with_unwinder(look, |unwinder| {
+            self.reader.with_unwinder(look, |unwinder| {
                 let known = look.user_registers(thread, unwinder).ok().flatten()?;
                 let at = unwinder.entry_place(look.kernel(), thread.address).ok()?;
                 // The registers may be those of an entry on another stack.
@@ -221,7 +221,7 @@ impl Subject for Process<'_> {
             }
             Some(Place::Memory(at, bytes)) => {
                 let pieces = |look: PausedSystem<'_>| pieces(&look.kernel(), at, &bytes, |_| true);
-                let pieces = self.looks.look(pieces)?;
+                let pieces = self.reader.look(pieces)?;
                 Ok(change(self.guest(), pieces))
             }
         }

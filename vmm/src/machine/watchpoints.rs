@@ -30,7 +30,7 @@ pub(crate) struct Watchpoints {
 
 impl Watchpoints {
     /// Checks whether there is one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -67,14 +67,8 @@ impl Watchpoints {
         }
     }
 
-    /// Sets a watchpoint in a free register of `available`. Returns the register. `told` is told
-    /// whether there is any, before others change that.
-    fn add(
-        &self,
-        watchpoint: Watchpoint,
-        available: &[usize],
-        told: impl FnOnce(bool),
-    ) -> Result<u8, WatchError> {
+    /// Sets a watchpoint in a free register of `available`. Returns the register.
+    fn add(&self, watchpoint: Watchpoint, available: &[usize]) -> Result<u8, WatchError> {
         let breakpoints = self
             .breakpoints
             .lock()
@@ -93,12 +87,12 @@ impl Watchpoints {
         if let Some(place) = set.get_mut(*register) {
             *place = Some(watchpoint);
         }
-        self.publish(set, told);
+        self.publish(set);
         Ok(*register as u8)
     }
 
-    /// Removes the watchpoint in a register; `told` is as for [`add`](Self::add).
-    fn remove(&self, register: u8, told: impl FnOnce(bool)) {
+    /// Removes the watchpoint in a register.
+    fn remove(&self, register: u8) {
         let _changing = self
             .breakpoints
             .lock()
@@ -107,13 +101,12 @@ impl Watchpoints {
         if let Some(place) = set.get_mut(usize::from(register)) {
             *place = None;
         }
-        self.publish(set, told);
+        self.publish(set);
     }
 
-    fn publish(&self, set: Registers, told: impl FnOnce(bool)) {
+    fn publish(&self, set: Registers) {
         let any = set.iter().any(Option::is_some);
         self.any.store(any, Ordering::Relaxed);
-        told(any);
         self.set.store(Arc::new(set));
         self.changes.fetch_add(1, Ordering::Release);
     }
@@ -143,17 +136,15 @@ impl Handle {
             let who = "the guest";
             return Err(WatchError::Silent { who });
         }
-        let told = |any| self.shared.traps.set_watched(any);
         let watchpoints = &self.shared.watchpoints;
-        let register = watchpoints.add(watchpoint, available(profile), told)?;
+        let register = watchpoints.add(watchpoint, available(profile))?;
         self.shared.control.interrupt_all();
         Ok(register)
     }
 
     /// Removes the watchpoint with a number that [`Self::watch`] has returned.
     pub fn unwatch(&self, number: u8) {
-        let told = |any| self.shared.traps.set_watched(any);
-        self.shared.watchpoints.remove(number, told);
+        self.shared.watchpoints.remove(number);
         self.shared.control.interrupt_all();
     }
 }
@@ -171,16 +162,16 @@ mod tests {
         let watchpoints = Watchpoints::default();
         let watch = Watchpoint::new(Gva(0x1000), 8, Access::Write).unwrap();
         watchpoints.keep_for_breakpoint(2, true);
-        assert_eq!(watchpoints.add(watch, &[3, 2, 1], |_| {}), Ok(3));
-        assert_eq!(watchpoints.add(watch, &[3, 2, 1], |_| {}), Ok(1));
+        assert_eq!(watchpoints.add(watch, &[3, 2, 1]), Ok(3));
+        assert_eq!(watchpoints.add(watch, &[3, 2, 1]), Ok(1));
         let available = 3;
         assert_eq!(
-            watchpoints.add(watch, &[3, 2, 1], |_| {}),
+            watchpoints.add(watch, &[3, 2, 1]),
             Err(WatchError::NoneFree { available })
         );
         assert_eq!(watchpoints.met(0x1000, 1, true), 0b1010);
-        watchpoints.remove(3, |any| assert!(any));
+        watchpoints.remove(3);
         assert_eq!(watchpoints.met(0x1000, 1, true), 0b10);
-        assert_eq!(watchpoints.add(watch, &[3, 2, 1], |_| {}), Ok(3));
+        assert_eq!(watchpoints.add(watch, &[3, 2, 1]), Ok(3));
     }
 }

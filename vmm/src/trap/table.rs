@@ -15,7 +15,7 @@ mod reading;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::x86_64::paging::{self, AddressSpace};
@@ -134,8 +134,6 @@ pub struct TrapTable {
     entries: Mutex<Entries>,
     step_kernel: bool,
     step_user: bool,
-    /// Whether accesses to memory are watched, which prepared instructions do not tell of.
-    watched: AtomicBool,
 }
 
 impl fmt::Debug for TrapTable {
@@ -148,17 +146,6 @@ impl fmt::Debug for TrapTable {
 }
 
 impl TrapTable {
-    /// Checks whether accesses to memory are watched.
-    #[inline]
-    pub(crate) fn is_watched(&self) -> bool {
-        self.watched.load(Ordering::Relaxed)
-    }
-
-    /// Sets whether accesses to memory are watched.
-    pub(crate) fn set_watched(&self, watched: bool) {
-        self.watched.store(watched, Ordering::Relaxed);
-    }
-
     pub(crate) fn new(ram: GuestRam, step_kernel: bool, step_user: bool) -> Self {
         Self {
             ram,
@@ -167,7 +154,6 @@ impl TrapTable {
             entries: Mutex::default(),
             step_kernel,
             step_user,
-            watched: AtomicBool::new(false),
         }
     }
 

@@ -79,8 +79,8 @@ pub(crate) struct Vcpu {
     /// The mask of the watchpoints that the last instruction has met. They are reported before the
     /// next entry.
     watched: u8,
-    /// The changes of the machine's watchpoints that this vCPU has taken over.
-    watchpoints: u64,
+    /// The number of changes of the machine's watchpoints that this vCPU has applied.
+    watchpoint_changes: u64,
     /// The host's time stamp counter when KVM_RUN last returned for a trap or a sample.
     exited: u64,
     /// The machine's sink, cached. One load checks whether it is still the same.
@@ -118,7 +118,7 @@ impl Vcpu {
             again: None,
             breakpoint_held: None,
             watched: 0,
-            watchpoints: 0,
+            watchpoint_changes: 0,
             exited: 0,
             sink: Cache::new(machine.sink.clone()),
             caches: Caches::default(),

@@ -18,6 +18,7 @@ use super::environment::{address_space, allowed};
 use super::system::System;
 use crate::machine::control::Control;
 use crate::machine::shared::Shared;
+use crate::machine::watchpoints::Watchpoints;
 use crate::memory::GuestRam;
 use crate::trap::{SeenSites, Site, Trap, TrapKind, TrapTable};
 use crate::vcpu::stopped::Hold;
@@ -49,6 +50,7 @@ pub(crate) struct Surroundings<'m> {
     pub(crate) delivered: &'m AtomicU64,
     /// The vCPU's page walks.
     pub(crate) walks: &'m Walks,
+    pub(crate) watchpoints: &'m Watchpoints,
     /// The host's time stamp counter when the vCPU left the guest.
     pub(crate) exited: u64,
 }
@@ -76,6 +78,7 @@ impl<'m> Surroundings<'m> {
             sink,
             delivered: &shared.counters.traps,
             walks,
+            watchpoints: &shared.watchpoints,
             exited,
         }
     }
@@ -147,9 +150,9 @@ impl<'m> Surroundings<'m> {
             Hold::No => {}
             hold => return Quick::Held(site.clone(), hold),
         }
-        // A prepared instruction reads no memory. The emulator tells of a watched write.
+        // A prepared instruction reads no memory. The emulator reports watched writes.
         let store = |address: u64, value: u64| {
-            !self.traps.is_watched() && self.store(site, system, address, value)
+            !self.watchpoints.any() && self.store(site, system, address, value)
         };
         match prepared.execute(regs, store) {
             true => Quick::Passed,

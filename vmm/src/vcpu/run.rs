@@ -120,7 +120,7 @@ impl Vcpu {
                 break;
             }
             // After the kick was cleared: requests from now on kick again.
-            let taken = self.take_watchpoints();
+            let taken = self.apply_watchpoints();
             if let Err(error) = taken.and_then(|()| self.take_samples()) {
                 control.end(error.into());
             }

@@ -1,5 +1,5 @@
-//! Watchpoints of one vCPU: takes changes over, and reports the accesses of an instruction that is
-//! done.
+//! Watchpoints of one vCPU: applies changes of the set, and reports accesses after their
+//! instruction.
 
 use introspect::Gva;
 
@@ -9,14 +9,14 @@ use crate::trap::{Trap, TrapKind};
 use crate::vm::KvmError;
 
 impl Vcpu {
-    /// Takes over the machine's watchpoints, if they have changed.
-    pub(super) fn take_watchpoints(&mut self) -> Result<(), KvmError> {
+    /// Applies the machine's watchpoints to the debug registers, if they have changed.
+    pub(super) fn apply_watchpoints(&mut self) -> Result<(), KvmError> {
         let watchpoints = &self.machine.watchpoints;
         let changes = watchpoints.changes();
-        if changes == self.watchpoints {
+        if changes == self.watchpoint_changes {
             return Ok(());
         }
-        self.watchpoints = changes;
+        self.watchpoint_changes = changes;
         let registers = watchpoints.registers();
         self.debug.set_watchpoints(&self.fd, registers)
     }

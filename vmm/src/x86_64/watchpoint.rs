@@ -16,7 +16,7 @@ pub enum Access {
 }
 
 /// A range of bytes whose accesses are reported. One address means the same bytes in all processes
-/// that map something there, so hits must be told apart by their task.
+/// that map something there, so a filter by task selects the hits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Watchpoint {
     address: Gva,

@@ -61,8 +61,8 @@ const WORD: usize = 8;
 
 /// The parts of `.debug_frame`: two common entries, for usual functions and for borders.
 ///
-/// At a border the caller was interrupted or is on another stack. A debugger would take that for a
-/// broken stack, so it is told of a signal's frame.
+/// At a border the caller was interrupted or is on another stack. A debugger would report a corrupt
+/// stack there, so borders are marked as frames of signal handlers.
 pub(super) struct CallFrames {
     section: Vec<u8>,
     usual: u32,

@@ -12,6 +12,7 @@ mod image;
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::SavedRegisters;
 use introspect::system::PausedSystem;
@@ -22,7 +23,7 @@ use probes::name::ProbeName;
 use probes::probe::{Moment, Probe, Target};
 use probes::provider::{Traceable, kprobe};
 
-use crate::looks::Looks;
+use crate::reader::Reader;
 use crate::registers::ThreadRegisters;
 use crate::subject::{
     DebugError, File, MAX_THREADS, NumberOfHit, Subject, Thread, change, pieces, read_pages,
@@ -52,16 +53,19 @@ struct Task {
 
 /// The kernel of a guest.
 pub(crate) struct Kernel<'g> {
-    looks: Looks<'g>,
+    reader: Reader<'g>,
     /// The tasks, listed once a stop.
     tasks: RefCell<Option<Arc<Vec<Task>>>>,
+    /// The symbols of modules, read once a stop.
+    modules: RefCell<Option<Arc<LoadedModules>>>,
 }
 
 impl<'g> Kernel<'g> {
     pub(crate) fn new(guest: &'g dyn Traceable) -> Self {
         Self {
-            looks: Looks::new(guest),
+            reader: Reader::new(guest),
             tasks: RefCell::new(None),
+            modules: RefCell::new(None),
         }
     }
 
@@ -70,9 +74,26 @@ impl<'g> Kernel<'g> {
         if let Some(tasks) = &*self.tasks.borrow() {
             return Ok(tasks.clone());
         }
-        let tasks = Arc::new(self.looks.look(|look| list(&look))??);
+        let tasks = Arc::new(self.reader.look(|look| list(&look))??);
         *self.tasks.borrow_mut() = Some(tasks.clone());
         Ok(tasks)
+    }
+
+    /// Returns the symbols of the modules that are loaded.
+    fn modules(&self) -> Result<Arc<LoadedModules>, DebugError> {
+        if let Some(modules) = &*self.modules.borrow() {
+            return Ok(modules.clone());
+        }
+        let loaded = self.reader.look(|look| {
+            let (loaded, errors) = look.module_symbols(look.modules()?)?;
+            for error in errors {
+                log::info!("a module's symbols are not known: {error}");
+            }
+            Ok::<_, DebugError>(loaded)
+        })??;
+        let loaded = Arc::new(loaded);
+        *self.modules.borrow_mut() = Some(loaded.clone());
+        Ok(loaded)
     }
 
     /// Returns a task by its number.
@@ -93,7 +114,7 @@ impl<'g> Kernel<'g> {
             1 => None,
             _ => self.task(thread)?.and_then(|task| task.info),
         };
-        self.looks.look(|look| match (address >> 63, task) {
+        self.reader.look(|look| match (address >> 63, task) {
             (1, _) => Some(ask(&look.kernel())),
             (_, Some(task)) => look.process_view(&task).map(|view| ask(&view)),
             (_, None) => None,
@@ -103,12 +124,13 @@ impl<'g> Kernel<'g> {
 
 impl Subject for Kernel<'_> {
     fn guest(&self) -> &dyn Traceable {
-        self.looks.guest()
+        self.reader.guest()
     }
 
     fn goes_on(&self) {
-        self.looks.goes_on();
+        self.reader.goes_on();
         self.tasks.borrow_mut().take();
+        self.modules.borrow_mut().take();
     }
 
     /// Returns a filter that admits all hits. A filter of threads would leave out those in
@@ -134,12 +156,12 @@ impl Subject for Kernel<'_> {
             return Ok(ThreadRegisters::default());
         };
         let mut registers = ThreadRegisters::default();
-        self.looks.look(|look| {
+        self.reader.look(|look| {
             if let Some(cpu) = task.cpu.and_then(|cpu| look.cpus().get(cpu)) {
                 registers.saved = Some(of_cpu(cpu));
                 registers.fs_base = Some(cpu.fs_base);
             } else if let Some(info) = &task.info {
-                let kept = self.looks.with_unwinder(&look, |unwinder| {
+                let kept = self.reader.with_unwinder(&look, |unwinder| {
                     unwinder.saved_registers(look.kernel(), info.address)
                 })?;
                 registers.saved = kept.ok().map(of_scheduler);
@@ -188,7 +210,7 @@ impl Subject for Kernel<'_> {
             own.map(|(symbol, offset)| (kprobe::KERNEL.to_owned(), symbol.name.to_owned(), offset));
         let found = match found {
             Some(found) => Some(found),
-            None => self.looks.look(|look| in_module(&look, address))?,
+            None => in_module(&*self.modules()?, address),
         };
         let Some((module, function, offset)) = found else {
             return Ok(None);
@@ -228,8 +250,9 @@ impl Subject for Kernel<'_> {
         let symbols = &view.kernel.symbols;
         let read = |at, piece: &mut [u8]| self.read(0, at, piece).unwrap_or_default();
         let switches = image::switches(symbols, read);
-        let image = self.looks.look(|look| {
-            let tables = self.looks.with_unwinder(&look, |unwinder| {
+        let loaded = self.modules()?;
+        let image = self.reader.look(|look| {
+            let tables = self.reader.with_unwinder(&look, |unwinder| {
                 let tables = unwinder
                     .tables()
                     .filter(|table| table.len() <= MOST_RECORDS);
@@ -241,12 +264,7 @@ impl Subject for Kernel<'_> {
                 });
                 told.filter_map(Result::ok).collect::<Vec<_>>()
             })?;
-            let modules = look.modules()?;
-            let listed = modules.items.clone();
-            let (loaded, errors) = look.module_symbols(modules)?;
-            for error in errors {
-                log::info!("a module's symbols are not known: {error}");
-            }
+            let listed = look.modules()?.items;
             Ok::<_, DebugError>(image::make(symbols, &listed, &loaded, &tables, &switches))
         })??;
         match image {
@@ -308,8 +326,7 @@ fn list(look: &PausedSystem<'_>) -> Result<Vec<Task>, DebugError> {
 }
 
 /// Returns the module and function that an address is in, and the distance to its first byte.
-fn in_module(look: &PausedSystem<'_>, address: u64) -> Option<(String, String, u64)> {
-    let (loaded, _) = look.module_symbols(look.modules().ok()?).ok()?;
+fn in_module(loaded: &LoadedModules, address: u64) -> Option<(String, String, u64)> {
     let (found, offset) = loaded.resolve(address)?;
     let text = found.symbol.is_text();
     text.then(|| {

@@ -1,4 +1,4 @@
-//! Looks at the paused guest, with the facts that are kept between two of them.
+//! Reads the structures of the paused guest, and caches what stays the same during one stop.
 
 use std::cell::RefCell;
 
@@ -8,14 +8,14 @@ use probes::provider::{self, Traceable};
 
 use crate::subject::DebugError;
 
-/// A guest to look at.
-pub(crate) struct Looks<'g> {
+/// A guest that is read.
+pub(crate) struct Reader<'g> {
     guest: &'g dyn Traceable,
     /// The walker of kernel stacks, made once a stop.
     unwinder: RefCell<Option<KernelUnwinder>>,
 }
 
-impl<'g> Looks<'g> {
+impl<'g> Reader<'g> {
     pub(crate) fn new(guest: &'g dyn Traceable) -> Self {
         Self {
             guest,
