@@ -32,7 +32,7 @@ pub fn shape(format: StreamFormat, names: &Names) -> Result<Box<Shape>, String> 
         StreamFormat::Json => Ok(Box::new(Lines { names, json: true })),
         #[cfg(feature = "export")]
         StreamFormat::Parquet => {
-            let table = parquet::Device::new(names).map_err(|error| error.to_string())?;
+            let table = parquet::Device::table(names).map_err(|error| error.to_string())?;
             Ok(Box::new(Table(table)))
         }
         _ => Err("invalid format for dt: expected text, json, raw or parquet".into()),
@@ -41,7 +41,7 @@ pub fn shape(format: StreamFormat, names: &Names) -> Result<Box<Shape>, String> 
 
 /// A table of events.
 #[cfg(feature = "export")]
-struct Table(parquet::Device);
+struct Table(parquet::Rendered<parquet::Device>);
 
 #[cfg(feature = "export")]
 impl Render<[u8]> for Table {

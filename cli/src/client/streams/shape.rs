@@ -89,12 +89,12 @@ pub fn shape(port: EventName, format: StreamFormat, guest: &Guest) -> Result<Box
         (EventName::Ptrace, StreamFormat::Svg) => records(ptrace::render::Svg::default()),
         #[cfg(feature = "export")]
         (EventName::Trace, StreamFormat::Parquet) => {
-            let table = parquet::Calls::new(symbols(), clock);
+            let table = parquet::Calls::table(symbols(), clock);
             lines(table.map_err(|error| error.to_string())?)
         }
         #[cfg(feature = "export")]
         (EventName::Ptrace, StreamFormat::Parquet) => {
-            records(parquet::Processes::new().map_err(|error| error.to_string())?)
+            records(parquet::Processes::table().map_err(|error| error.to_string())?)
         }
         (EventName::Trace, StreamFormat::Svg) | (EventName::Ptrace, StreamFormat::Collapsed) => {
             return Err("not a format of this port".into());

@@ -24,7 +24,7 @@ use trace_devices::render::CutOff;
 
 use column::{Column, Field, Kind};
 pub use hits::{Hit, Hits};
-pub use records::{Calls, Device, Processes};
+pub use records::{Calls, Device, Processes, Rendered};
 
 /// The greatest number of rows of a row group.
 const GROUP_ROWS: usize = 1 << 17;

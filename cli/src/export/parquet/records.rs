@@ -24,9 +24,45 @@ use trace_devices::trace_render::{self, MAX_TASKS, Symbols};
 
 use super::{Field, Kind, Table};
 
-/// A renderer of the lines of trace(3).
-pub struct Calls {
+/// The columns of a record.
+pub trait Rows<T> {
+    /// Sets the columns of one row.
+    fn fill(&mut self, record: &T, table: &mut Table);
+}
+
+/// A renderer of records as a table, a row each.
+#[derive(Debug)]
+pub struct Rendered<R> {
     table: Table,
+    rows: R,
+}
+
+impl<R> Rendered<R> {
+    fn new(fields: &[Field], rows: R) -> io::Result<Self> {
+        Ok(Self {
+            table: Table::new(fields)?,
+            rows,
+        })
+    }
+}
+
+impl<T, R: Rows<T>> Render<T> for Rendered<R> {
+    fn record(&mut self, record: &T, out: &mut dyn Write) -> io::Result<()> {
+        self.rows.fill(record, &mut self.table);
+        self.table.end_row(out)
+    }
+
+    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        self.table.finish(&[], out)
+    }
+
+    fn cut_off(&self, intact: u64) -> Option<CutOff> {
+        self.table.cut_off(intact, &[])
+    }
+}
+
+/// The rows of lines of trace(3).
+pub struct Calls {
     symbols: Symbols,
     clock: Option<Clock>,
     /// The functions that have not returned, by process.
@@ -34,11 +70,11 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Makes a renderer. With a `clock`, lines have times as well as ticks.
+    /// Makes the table. With a `clock`, lines have times as well as ticks.
     ///
     /// # Errors
-    /// If the table cannot be made.
-    pub fn new(symbols: Symbols, clock: Option<Clock>) -> io::Result<Self> {
+    /// If its columns cannot be made.
+    pub fn table(symbols: Symbols, clock: Option<Clock>) -> io::Result<Rendered<Self>> {
         let fields = [
             Field::optional("time", Kind::Time),
             Field::required("tsc", Kind::Unsigned),
@@ -53,17 +89,17 @@ impl Calls {
             Field::optional("arg2", Kind::Signed),
             Field::optional("arg3", Kind::Signed),
         ];
-        Ok(Self {
-            table: Table::new(&fields)?,
+        let rows = Self {
             symbols,
             clock,
             calls: LruCache::sparse(MAX_TASKS),
-        })
+        };
+        Rendered::new(&fields, rows)
     }
 }
 
-impl Render<TraceLine> for Calls {
-    fn record(&mut self, line: &TraceLine, out: &mut dyn Write) -> io::Result<()> {
+impl Rows<TraceLine> for Calls {
+    fn fill(&mut self, line: &TraceLine, table: &mut Table) {
         let calls = self
             .calls
             .get_or_insert_mut(line.pid, trace_render::Calls::default);
@@ -74,7 +110,6 @@ impl Render<TraceLine> for Calls {
             }
             LineKind::Exit => ("return", calls.leave()),
         };
-        let table = &mut self.table;
         if let Some(clock) = &self.clock {
             table.number(0, clock.unix_ns(line.ticks).cast_signed());
         }
@@ -98,31 +133,21 @@ impl Render<TraceLine> for Calls {
                 }
             }
         }
-        table.end_row(out)
-    }
-
-    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        self.table.finish(&[], out)
-    }
-
-    fn cut_off(&self, intact: u64) -> Option<CutOff> {
-        self.table.cut_off(intact, &[])
     }
 }
 
-/// A renderer of the records of ptrace(3).
+/// The rows of records of ptrace(3).
 #[derive(Debug)]
 pub struct Processes {
-    table: Table,
     tasks: Tasks,
 }
 
 impl Processes {
-    /// Makes a renderer.
+    /// Makes the table.
     ///
     /// # Errors
-    /// If the table cannot be made.
-    pub fn new() -> io::Result<Self> {
+    /// If its columns cannot be made.
+    pub fn table() -> io::Result<Rendered<Self>> {
         let fields = [
             Field::required("time", Kind::Time),
             Field::required("event", Kind::Text),
@@ -140,18 +165,15 @@ impl Processes {
             Field::optional("write", Kind::Small),
             Field::optional("vector", Kind::Unsigned),
         ];
-        Ok(Self {
-            table: Table::new(&fields)?,
-            tasks: Tasks::default(),
-        })
+        let tasks = Tasks::default();
+        Rendered::new(&fields, Self { tasks })
     }
 }
 
-impl Render<Record> for Processes {
-    fn record(&mut self, record: &Record, out: &mut dyn Write) -> io::Result<()> {
+impl Rows<Record> for Processes {
+    fn fill(&mut self, record: &Record, table: &mut Table) {
         let event = EventType::of(record.event);
         let name = event.map_or_else(|| "unknown".to_owned(), |e| e.name().to_lowercase());
-        let table = &mut self.table;
         table.number(0, record.time);
         table.text(1, &name);
         table.number(2, record.pid.into());
@@ -192,31 +214,21 @@ impl Render<Record> for Processes {
             }
             _ => {}
         }
-        table.end_row(out)
-    }
-
-    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        self.table.finish(&[], out)
-    }
-
-    fn cut_off(&self, intact: u64) -> Option<CutOff> {
-        self.table.cut_off(intact, &[])
     }
 }
 
-/// A renderer of the events of dt(4).
+/// The rows of events of dt(4).
 #[derive(Debug)]
 pub struct Device {
-    table: Table,
     names: Arc<BTreeMap<u32, String>>,
 }
 
 impl Device {
-    /// Makes a renderer, with the names of probes by number.
+    /// Makes the table, with the names of probes by number.
     ///
     /// # Errors
-    /// If the table cannot be made.
-    pub fn new(names: Arc<BTreeMap<u32, String>>) -> io::Result<Self> {
+    /// If its columns cannot be made.
+    pub fn table(names: Arc<BTreeMap<u32, String>>) -> io::Result<Rendered<Self>> {
         let mut fields = vec![
             Field::required("time", Kind::Time),
             Field::required("probe", Kind::Text),
@@ -227,16 +239,12 @@ impl Device {
         ];
         let arguments = (0..10).map(|place| Field::optional(&format!("arg{place}"), Kind::Signed));
         fields.extend(arguments);
-        Ok(Self {
-            table: Table::new(&fields)?,
-            names,
-        })
+        Rendered::new(&fields, Self { names })
     }
 }
 
-impl Render<EventFields> for Device {
-    fn record(&mut self, event: &EventFields, out: &mut dyn Write) -> io::Result<()> {
-        let table = &mut self.table;
+impl Rows<EventFields> for Device {
+    fn fill(&mut self, event: &EventFields, table: &mut Table) {
         let time = i64::try_from(event.time.as_nanos()).unwrap_or(i64::MAX);
         table.number(0, time);
         table.text(1, self.names.get(&event.probe).map_or("", String::as_str));
@@ -252,14 +260,5 @@ impl Render<EventFields> for Device {
             }
             Values::Return { .. } => {}
         }
-        table.end_row(out)
-    }
-
-    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        self.table.finish(&[], out)
-    }
-
-    fn cut_off(&self, intact: u64) -> Option<CutOff> {
-        self.table.cut_off(intact, &[])
     }
 }

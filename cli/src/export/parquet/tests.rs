@@ -166,7 +166,7 @@ fn records_of_devices_are_rows() {
         hz: 1_000_000_000,
     };
     let names = Box::new(|address| (address == 3).then(|| "f3".to_owned()));
-    let (mut calls, mut file) = (Calls::new(names, Some(clock)).unwrap(), Vec::new());
+    let (mut calls, mut file) = (Calls::table(names, Some(clock)).unwrap(), Vec::new());
     for (kind, pid) in [
         (LineKind::Entry, 5),
         (LineKind::Exit, 5),
@@ -200,7 +200,7 @@ fn records_of_devices_are_rows() {
         time: 5,
         argument: TRAP_SYSTEM_CALL | 39,
     };
-    let (mut processes, mut file) = (Processes::new().unwrap(), Vec::new());
+    let (mut processes, mut file) = (Processes::table().unwrap(), Vec::new());
     processes.record(&record, &mut file).unwrap();
     processes.finish(&mut file).unwrap();
     let (found, _) = rows(file);
@@ -209,7 +209,10 @@ fn records_of_devices_are_rows() {
         "arg=2305843009213693991 cpu=1 event=trap number=39 pid=7 syscall=getpid time=5 \
          trap=syscall type=13"
     );
-    let (mut device, mut file) = (Device::new(Arc::new(BTreeMap::new())).unwrap(), Vec::new());
+    let (mut device, mut file) = (
+        Device::table(Arc::new(BTreeMap::new())).unwrap(),
+        Vec::new(),
+    );
     device.finish(&mut file).unwrap();
     assert_eq!(rows(file).0.len(), 0);
 }
