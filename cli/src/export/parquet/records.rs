@@ -3,7 +3,7 @@
 //! | Device | Columns |
 //! |---|---|
 //! | trace | `time` (null if ticks cannot be made times), `tsc`, `event`, `pid`, `pc`, `symbol`, `function`, `arg0` to `arg3`, `returned` |
-//! | ptrace | `time`, `event`, `pid`, `comm`, `cpu`, `type`, `arg`, `state`, `pc`, `syscall`, `number`, `address`, `write`, `vector` |
+//! | ptrace | `time`, `event`, `pid`, `comm`, `cpu`, `type`, `arg`, `state`, `pc`, `trap`, `syscall`, `number`, `address`, `write`, `vector` |
 //! | dt | `time`, `probe`, `cpu`, `pid`, `tid`, `comm`, `arg0` to `arg9` |
 //!
 //! The values are those of the devices' JSON, and numbers are numbers.
