@@ -28,6 +28,7 @@ vmm emulator 50000
 vmm kernel 30000
 vmm snapshot 50000
 cli expect 30000
+cli kdump 20000
 cli protocol 100000
 TARGETS
 }

@@ -3,6 +3,8 @@
 //! The untrusted peers are the clients of a machine, and for a client the machine itself, whose
 //! process a guest may have taken over.
 
+use std::fs::File;
+
 use clap::ValueEnum;
 use probes::clock::Clock;
 use serde::de::DeserializeOwned;
@@ -13,6 +15,8 @@ use crate::client::streams::StreamFormat;
 use crate::client::streams::shape::{Guest, shape};
 use crate::commands::trace_output::Writer;
 use crate::expect::Expectation;
+use crate::file_memory::{PAGE, Page, PageSource};
+use crate::kdump::{self, Kdump};
 use crate::protocol::control::{Answer, Command, decode, encode};
 use crate::protocol::ports::EventName;
 use crate::protocol::ports::{self, Request, Waited};
@@ -35,6 +39,31 @@ pub fn question(line: &str) -> Option<String> {
         _ => {}
     }
     encode(command).ok()
+}
+
+/// Opens the bytes of a file as a dump of kdump, and reads its first pages and last one. Returns
+/// the number of those that are there.
+#[must_use]
+pub fn dump(bytes: &[u8]) -> Option<usize> {
+    const PAGES: usize = 64;
+    let file = rustix::fs::memfd_create("dump", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
+    rustix::io::write(&file, bytes).ok()?;
+    let file = File::from(file);
+    if !kdump::is_meant(&file).ok()? {
+        return None;
+    }
+    let dump = Kdump::open(file).ok()?;
+    let ranges = dump.ranges();
+    let pages = ranges
+        .iter()
+        .flat_map(|range| range.clone().step_by(PAGE as usize));
+    let last = ranges.last().map(|range| range.end - PAGE);
+    let mut page: Page = Box::new([0; PAGE as usize]);
+    let read = pages.take(PAGES).chain(last);
+    Some(
+        read.filter_map(|address| dump.page(address, &mut page))
+            .count(),
+    )
 }
 
 /// Decodes an answer on the control socket; returns it encoded anew, and the text that a user sees.

@@ -11,11 +11,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use introspect::core_file::{CoreFile, CoreFileError};
+use introspect::core_file::{CoreFileError, CoreLayout};
 use introspect::kernel::live::LiveError;
 use introspect::kernel::running::RunningKernel;
 use introspect::x86_64::CpuState;
 use introspect::{PausedMemory, PhysicalMemory, regular_file};
+use object::read::ReadCache;
 use vmm::snapshot::{self, RestoreError};
 
 use crate::file_memory::FileMemory;
@@ -23,8 +24,6 @@ use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::kdump::{self, Kdump, KdumpError};
 use crate::qemu::Seen;
 
-/// The size of the largest core file that is read, in bytes.
-const LONGEST: u64 = 64 << 30;
 /// The beginning of a core file.
 const ELF: [u8; 4] = *b"\x7fELF";
 /// The granularity of a machine's memory in bytes.
@@ -141,13 +140,14 @@ impl SavedGuest {
         if let Some(file) = raw(path).map_err(unread)? {
             return Self::of_raw(path, &file, named.as_ref());
         }
-        let bytes = regular_file::read(path, LONGEST).map_err(unread)?;
-        let core = CoreFile::parse(bytes).map_err(|source| SavedGuestError::Core {
+        // Of the file, only the headers and notes are read now.
+        let cached = ReadCache::new(file.try_clone().map_err(unread)?);
+        let core = CoreLayout::read(&cached).map_err(|source| SavedGuestError::Core {
             path: path.to_path_buf(),
             source,
         })?;
-        let (cpus, crashed) = (core.cpus().to_vec(), core.crashed_cpus().to_vec());
-        Self::of_dump(path, Box::new(core), cpus, &crashed, named)
+        let memory = FileMemory::in_places(vec![(file, core.segments)]);
+        Self::of_dump(path, Box::new(memory), core.cpus, &core.crashed, named)
     }
 
     /// Returns the guest in a dump, whose kernel is searched for if it has no CPUs of QEMU.

@@ -1,7 +1,8 @@
 //! Reads a guest's memory and CPUs from an ELF core file. QEMU's `dump-guest-memory` writes such
 //! files; crash and drgn read them.
 //!
-//! The caller has the whole file in memory. Each `PT_LOAD` segment is a range of guest-physical
+//! [`CoreLayout`] has the places in a file, which need not be in memory; [`CoreFile`] has the whole
+//! file. Each `PT_LOAD` segment is a range of guest-physical
 //! memory at `p_paddr`. A note named `QEMU` holds one CPU (`QEMUCPUState`, target/i386/arch_dump.c
 //! of QEMU). The file need not hold all memory: a range that it omits is not RAM.
 
@@ -12,6 +13,7 @@ use std::ops::Range;
 
 use object::Endianness;
 use object::elf::{self, FileHeader64};
+use object::read::ReadRef;
 use object::read::elf::{FileHeader, NoteIterator, ProgramHeader};
 
 use crate::bytes::{u32_at, u64_at};
@@ -95,42 +97,56 @@ pub enum CoreFileError {
     },
 }
 
+/// The places of memory in a core file, and its CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CoreLayout {
+    /// Guest-physical ranges, and the offset in the file of the first byte of each. They ascend by
+    /// address, none is empty, and all lie inside the file.
+    pub segments: Vec<(Range<u64>, u64)>,
+    /// The CPUs, in the order of the file.
+    pub cpus: Vec<CpuState>,
+    /// The CPUs of a dump that the guest's own kernel has written when it crashed, in its order. Of
+    /// these only the general registers and CS are known.
+    pub crashed: Vec<CpuState>,
+}
+
 /// A core file.
 pub struct CoreFile {
     bytes: Vec<u8>,
-    /// Physical range and file offset, ascending by address, none empty.
-    segments: Vec<(Range<u64>, usize)>,
-    cpus: Vec<CpuState>,
-    crashed: Vec<CpuState>,
+    layout: CoreLayout,
 }
 
 impl fmt::Debug for CoreFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CoreFile")
-            .field("segments", &self.segments)
+            .field("segments", &self.layout.segments)
             .finish_non_exhaustive()
     }
 }
 
-impl CoreFile {
-    /// Reads the headers and notes.
+impl CoreLayout {
+    /// Reads the headers and notes of a file: its bytes, or a cache over it
+    /// ([`object::read::ReadCache`]).
     ///
     /// # Errors
     /// If it is not a core file of an x86-64 machine, or is truncated.
-    pub fn parse(bytes: Vec<u8>) -> Result<Self, CoreFileError> {
-        let data = bytes.as_slice();
+    pub fn read<'data>(data: impl ReadRef<'data>) -> Result<Self, CoreFileError> {
         let header = FileHeader64::<Endianness>::parse(data).map_err(not_elf)?;
         let endian = header.endian().map_err(not_elf)?;
         let (found, machine) = (header.e_type(endian), header.e_machine(endian));
         if (found, machine) != (elf::ET_CORE, elf::EM_X86_64) {
             return Err(CoreFileError::NotCore { found, machine });
         }
-        let (mut segments, mut cpus, mut crashed) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut segments, mut found) = (Vec::new(), Cpus::default());
         let headers = header.program_headers(endian, data).map_err(not_elf)?;
         for (index, segment) in headers.iter().enumerate() {
             match segment.p_type(endian) {
                 elf::PT_LOAD => segments.extend(load(data, segment, endian, index)?),
-                elf::PT_NOTE => read_cpus(data, segment, endian, &mut cpus, &mut crashed)?,
+                elf::PT_NOTE => {
+                    if let Some(notes) = segment.notes(endian, data).map_err(not_elf)? {
+                        take_cpus(notes, endian, &mut found)?;
+                    }
+                }
                 _ => {}
             }
         }
@@ -144,35 +160,38 @@ impl CoreFile {
             }
         }
         Ok(Self {
-            bytes,
             segments,
-            cpus,
-            crashed,
+            cpus: found.cpus,
+            crashed: found.crashed,
         })
+    }
+}
+
+impl CoreFile {
+    /// Reads the headers and notes.
+    ///
+    /// # Errors
+    /// If it is not a core file of an x86-64 machine, or is truncated.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, CoreFileError> {
+        let layout = CoreLayout::read(bytes.as_slice())?;
+        Ok(Self { bytes, layout })
     }
 
     /// Returns the CPUs, in the order of the file.
     #[must_use]
     pub fn cpus(&self) -> &[CpuState] {
-        &self.cpus
-    }
-
-    /// Returns the CPUs of a dump that the guest's own kernel has written when it crashed, in its
-    /// order. Of these only the general registers and CS are known.
-    #[must_use]
-    pub fn crashed_cpus(&self) -> &[CpuState] {
-        &self.crashed
+        &self.layout.cpus
     }
 
     /// Returns the bytes from `address` to the end of its segment.
     fn from(&self, address: u64) -> Option<&[u8]> {
-        let after = self
-            .segments
-            .partition_point(|(range, _)| range.start <= address);
-        let (range, offset) = self.segments.get(after.checked_sub(1)?)?;
+        let segments = &self.layout.segments;
+        let after = segments.partition_point(|(range, _)| range.start <= address);
+        let (range, offset) = segments.get(after.checked_sub(1)?)?;
         let within = usize::try_from(address - range.start).ok()?;
         let length = usize::try_from(range.end - range.start).ok()?;
-        self.bytes.get(*offset..*offset + length)?.get(within..)
+        let offset = usize::try_from(*offset).ok()?;
+        self.bytes.get(offset..offset + length)?.get(within..)
     }
 }
 
@@ -180,19 +199,17 @@ type Segment = elf::ProgramHeader64<Endianness>;
 type Notes<'data> = NoteIterator<'data, FileHeader64<Endianness>>;
 
 /// Returns the range and file offset of a memory segment, or nothing for an empty one.
-fn load(
-    data: &[u8],
+fn load<'data>(
+    data: impl ReadRef<'data>,
     segment: &Segment,
     endian: Endianness,
     index: usize,
-) -> Result<Option<(Range<u64>, usize)>, CoreFileError> {
+) -> Result<Option<(Range<u64>, u64)>, CoreFileError> {
     let (offset, length) = segment.file_range(endian);
     let start = segment.p_paddr(endian);
     let place = || {
-        let from = usize::try_from(offset).ok()?;
-        let to = from.checked_add(usize::try_from(length).ok()?)?;
-        data.get(from..to)?;
-        Some((start..start.checked_add(length)?, from))
+        let is_inside = offset.checked_add(length)? <= data.len().ok()?;
+        is_inside.then_some((start..start.checked_add(length)?, offset))
     };
     let found = place().ok_or(CoreFileError::Truncated {
         index,
@@ -213,7 +230,7 @@ fn not_elf(error: object::Error) -> CoreFileError {
 pub struct Cpus {
     /// Those in QEMU's notes.
     pub cpus: Vec<CpuState>,
-    /// Those in notes of a kernel that has crashed, as [`CoreFile::crashed_cpus`] returns them.
+    /// Those in notes of a kernel that has crashed, as in [`CoreLayout::crashed`].
     pub crashed: Vec<CpuState>,
 }
 
@@ -224,34 +241,16 @@ pub struct Cpus {
 pub fn cpus_of_notes(notes: &[u8]) -> Result<Cpus, CoreFileError> {
     let notes = NoteIterator::new(Endianness::Little, 4, notes).map_err(not_elf)?;
     let mut found = Cpus::default();
-    take_cpus(
-        notes,
-        Endianness::Little,
-        &mut found.cpus,
-        &mut found.crashed,
-    )?;
+    take_cpus(notes, Endianness::Little, &mut found)?;
     Ok(found)
-}
-
-fn read_cpus(
-    data: &[u8],
-    segment: &Segment,
-    endian: Endianness,
-    cpus: &mut Vec<CpuState>,
-    crashed: &mut Vec<CpuState>,
-) -> Result<(), CoreFileError> {
-    match segment.notes(endian, data).map_err(not_elf)? {
-        Some(notes) => take_cpus(notes, endian, cpus, crashed),
-        None => Ok(()),
-    }
 }
 
 fn take_cpus(
     mut notes: Notes<'_>,
     endian: Endianness,
-    cpus: &mut Vec<CpuState>,
-    crashed: &mut Vec<CpuState>,
+    found: &mut Cpus,
 ) -> Result<(), CoreFileError> {
+    let Cpus { cpus, crashed } = found;
     while let Some(note) = notes.next().map_err(not_elf)? {
         let bytes = note.desc();
         let of_kernel = (note.name(), note.n_type(endian)) == (CRASH_NOTE, elf::NT_PRSTATUS);
@@ -324,7 +323,7 @@ impl PhysicalMemory for CoreFile {
 
     fn ram(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (range, _) in &self.segments {
+        for (range, _) in &self.layout.segments {
             match ranges.last_mut() {
                 Some(last) if last.end == range.start => last.end = range.end,
                 _ => ranges.push(range.clone()),
