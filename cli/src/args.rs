@@ -379,9 +379,9 @@ pub struct Gdb {
 A probe is PROVIDER:MODULE:FUNCTION:NAME. *, ? and [...] match as in a shell; an empty part matches anything. Without a pattern all \
 probes of the kernel are listed. Programs' functions are listed if a pattern names their program: 'uprobe:/bin/busybox::' or 'pid22:libc.so.6:malloc*:'.")]
 pub struct List {
-    /// The machine
+    /// The guest
     #[command(flatten)]
-    pub which: VmSelector,
+    pub guest: GuestSelector,
     /// Print the number of probes of each provider, and of tracepoints with formatted fields
     #[arg(short, long, conflicts_with = "json")]
     pub count: bool,
@@ -389,7 +389,7 @@ pub struct List {
     #[arg(long)]
     pub json: bool,
     /// List the functions and static probes of a program or library on this host, without a machine
-    #[arg(long, value_name = "FILE", conflicts_with = "vm")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["vm", "other"])]
     pub file: Option<PathBuf>,
     /// The probes to list
     #[arg(value_name = "PATTERN")]
@@ -406,9 +406,9 @@ Probes: vfs_read (entry and return of a kernel function), kprobe:vfs_*:entry, sy
 pid22:libc.so.6:malloc:return, profile:hz:99, interval:s:1; see list. The trace goes to standard output (or -o), counts to standard error. \
 Ctrl-C ends it. Nothing of it is left in the guest then, nor when it is killed.")]
 pub struct Trace {
-    /// The machine
+    /// The guest
     #[command(flatten)]
-    pub which: VmSelector,
+    pub guest: GuestSelector,
     /// Record only hits of this process; may be repeated
     #[arg(short, long = "pid", value_name = "PID")]
     pub pids: Vec<u32>,

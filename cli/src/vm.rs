@@ -13,7 +13,7 @@ use introspect::system::PausedSystem;
 use probes::clock::Clock;
 use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
-use probes::provider::Traceable;
+use probes::provider::{Inspectable, Traceable};
 use probes::text_hash::TextHash;
 use trace_devices::{ptrace, trace};
 use vmm::machine::Handle;
@@ -102,18 +102,24 @@ pub struct TraceableVm<'v> {
     view: &'v KernelView,
 }
 
-impl Traceable for TraceableVm<'_> {
+impl Inspectable for TraceableVm<'_> {
     fn view(&self) -> &KernelView {
         self.view
     }
 
-    fn machine(&self) -> Handle {
-        self.vm.machine.handle()
+    fn running(&self) -> Option<Handle> {
+        Some(self.machine())
     }
 
     fn inspect(&self, ask: &mut dyn FnMut(PausedSystem<'_>)) -> Result<(), String> {
         let looked = self.vm.inspection().look(ask);
         looked.map_err(|error| error.message)
+    }
+}
+
+impl Traceable for TraceableVm<'_> {
+    fn machine(&self) -> Handle {
+        self.vm.machine.handle()
     }
 }
 

@@ -85,14 +85,20 @@ impl KernelView {
     /// Creates the view of a paused Linux guest's kernel.
     #[must_use]
     pub fn new(kernel: RunningKernel, machine: &Machine, _paused: &Paused) -> Self {
+        Self::read(kernel, machine.ram())
+    }
+
+    /// Creates the view of a Linux guest's kernel in memory that nothing writes meanwhile.
+    #[must_use]
+    pub fn read(kernel: RunningKernel, ram: &dyn PhysicalMemory) -> Self {
         let mut view = Self::of(kernel);
-        let memory = PausedMemory::new(machine.ram());
+        let memory = PausedMemory::new(ram);
         let memory = memory.view(view.kernel.space);
         view.system_call_registers = registers_by_code(&view.kernel.symbols, |address, code| {
             memory.read(address, code).is_ok()
         });
         view.modules = loaded_modules(&view, memory);
-        view.freed_from = freed_from(&view, machine.ram());
+        view.freed_from = freed_from(&view, ram);
         view
     }
 
@@ -283,7 +289,7 @@ fn loaded_modules(kernel: &KernelView, view: MemoryView<'_>) -> LoadedModules {
 /// From a certain state on, the kernel has freed them or is about to (`kernel_init`, init/main.c).
 /// If the state cannot be read, the page tables show it: freed pages are not executable
 /// (`free_init_pages`, arch/x86/mm/init.c).
-fn freed_from(view: &KernelView, memory: &impl PhysicalMemory) -> Option<u64> {
+fn freed_from(view: &KernelView, memory: &dyn PhysicalMemory) -> Option<u64> {
     let start = view.kernel.symbols.address_of("_sinittext")?;
     let state = view.kernel.symbols.address_of("system_state");
     let state = state.and_then(|state| read_u32(memory, view.kernel.space, Gva(state)).ok());

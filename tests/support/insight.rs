@@ -4,7 +4,7 @@ use introspect::system::{PausedSystem, System};
 use introspect::x86_64::CpuState;
 use introspect::{PausedMemory, PhysicalMemory};
 use probes::kernel_view::KernelView;
-use probes::provider::Traceable;
+use probes::provider::{Inspectable, Traceable};
 use vmm::Machine;
 use vmm::machine::{Handle, Paused};
 
@@ -64,12 +64,18 @@ pub struct Probed<'g> {
 }
 
 impl Traceable for Probed<'_> {
+    fn machine(&self) -> Handle {
+        self.machine.handle()
+    }
+}
+
+impl Inspectable for Probed<'_> {
     fn view(&self) -> &KernelView {
         self.view
     }
 
-    fn machine(&self) -> Handle {
-        self.machine.handle()
+    fn running(&self) -> Option<Handle> {
+        Some(self.machine())
     }
 
     fn inspect(&self, ask: &mut dyn FnMut(PausedSystem<'_>)) -> Result<(), String> {

@@ -18,7 +18,7 @@ use bt::session::{Prepared, ScriptSession, ScriptStats};
 use bt::value::Names;
 use probes::engine::{Engine, Filter};
 use probes::kernel_view::KernelView;
-use probes::provider::Traceable;
+use probes::provider::{Inspectable, Traceable};
 
 use crate::insight::Insight;
 use crate::shell::{Answer, COMMAND_LIMIT, Shell};
@@ -168,14 +168,15 @@ impl<'g> ScriptGuest<'g> {
         // No hit comes between the first probe and the last.
         let _paused = machine.pause();
         let guest: &dyn Traceable = &self.insight.traceable(machine, self.view);
-        let prepared = Prepared::new(&parsed, options, &guest, &guest, machine.vcpus(), clock);
+        let known: &dyn Inspectable = guest;
+        let prepared = Prepared::new(&parsed, options, &known, &known, machine.vcpus(), clock);
         let prepared = prepared.map_err(shown)?;
         let mut outputs = Vec::new();
         let session = prepared.start(self.engine, &|_| filter.clone(), &mut |output| {
             outputs.push(output)
         });
         let mut session = session.map_err(|e| e.to_string())?;
-        let visited = session.visit_tasks(guest, &mut |output| outputs.push(output));
+        let visited = session.iterate(guest, &mut |output| outputs.push(output));
         visited.map_err(|e| e.to_string())?;
         let mut running = Running {
             guest: *self,

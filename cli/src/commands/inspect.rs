@@ -6,10 +6,10 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde::Serialize;
 
+use super::guest::{self, Read};
 use super::remote::{absolute, find};
 use crate::args;
 use crate::args::GuestSelector;
@@ -18,7 +18,6 @@ use crate::inspection::{Inspection, Inspector};
 use crate::protocol::control::{Answer, Command};
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::protocol::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
-use crate::qemu::QemuGuest;
 use crate::registry::Running;
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 use crate::saved_guest::SavedGuest;
@@ -105,41 +104,27 @@ fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
 /// The guest that was asked.
 enum Asked {
     Machine(Running),
-    Saved(PathBuf),
-    /// One of QEMU, and how long it was paused.
-    Qemu(PathBuf, Option<Duration>),
+    Read(Read),
 }
 
 impl Asked {
-    /// Asks a machine, or looks into a guest that does not run.
+    /// Asks a machine, or looks into a guest that exotrace does not run.
     fn ask(guest: GuestSelector, command: Command) -> Result<(Self, Answer), Failure> {
-        let kernel = guest.kernel.as_deref();
-        if let Some(path) = guest.qemu {
-            let mut paused = QemuGuest::pause(&path)?;
-            let saved = SavedGuest::of_qemu(&path, paused.read()?, kernel)?;
-            let answer = look_into(&saved, command);
-            let paused = paused.resume()?;
-            let named = |error| Failure::new(format_args!("{}: {error}", path.display()));
-            let answer = answer.map_err(named)?;
-            return Ok((Self::Qemu(path, paused), answer));
+        let looked = guest::read(&guest, |saved| look_into(saved, command.clone()))?;
+        if let Some((read, answer)) = looked {
+            return Ok((Self::Read(read), answer));
         }
-        let Some(path) = guest.core else {
-            let machine = find(guest.which)?;
-            let answer = ask(&machine, &command)?;
-            return Ok((Self::Machine(machine), answer));
-        };
-        let saved = SavedGuest::open(&path, kernel)?;
-        let named = |error| Failure::new(format_args!("{}: {error}", path.display()));
-        let answer = look_into(&saved, command).map_err(named)?;
-        Ok((Self::Saved(path), answer))
+        let machine = find(guest.which)?;
+        let answer = ask(&machine, &command)?;
+        Ok((Self::Machine(machine), answer))
     }
 
     fn unexpected(&self, answer: &Answer) -> Failure {
         match self {
             Self::Machine(machine) => unexpected(machine, answer).into(),
-            Self::Saved(path) | Self::Qemu(path, _) => Failure::new(format_args!(
+            Self::Read(read) => Failure::new(format_args!(
                 "{}: another answer than asked for",
-                path.display()
+                read.path.display()
             )),
         }
     }
@@ -148,17 +133,18 @@ impl Asked {
     fn tell(&self, reading: &Reading) {
         let name = match self {
             Self::Machine(machine) => machine.name.to_string(),
-            Self::Saved(path) | Self::Qemu(path, _) => path.display().to_string(),
+            Self::Read(read) => read.path.display().to_string(),
         };
         for reason in &reading.incomplete {
             say(format_args!("{name}: {reason}"));
         }
-        let paused = match self {
-            Self::Machine(_) => u128::from(reading.standstill_us),
-            Self::Qemu(_, Some(paused)) => paused.as_micros(),
-            Self::Saved(_) | Self::Qemu(_, None) => return,
-        };
-        say(format_args!("{name}: the guest was paused for {paused} us"));
+        match self {
+            Self::Machine(_) => {
+                let paused = reading.standstill_us;
+                say(format_args!("{name}: the guest was paused for {paused} us"));
+            }
+            Self::Read(read) => read.tell(),
+        }
     }
 }
 

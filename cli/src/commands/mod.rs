@@ -11,6 +11,7 @@ mod exporting;
 mod exporting;
 mod gdb;
 mod generate;
+mod guest;
 #[cfg(feature = "guests")]
 mod guest_files;
 mod image;

@@ -11,12 +11,14 @@ use bt::library::{SCRIPTS, about};
 use super::exporting::Exports;
 #[cfg(not(feature = "export"))]
 use super::exporting::Labels;
+use super::guest;
 use super::remote::find;
 use super::run::{tell_cost, tell_given_up};
 use super::trace::{Lines, start, tell_skipped};
 use crate::args::{self, Format};
 #[cfg(feature = "export")]
 use crate::export::labels::labels;
+use crate::inspection::InspectedGuest;
 use crate::output_file::Output;
 use crate::output_file::{OutputFile, kept_output};
 use crate::protocol::control::Command;
@@ -27,7 +29,7 @@ use crate::protocol::script::{Form, ScriptRequest};
 use crate::protocol::trace::Request;
 use crate::report::{Failure, ToOutput, say, show};
 use crate::script_library as library;
-use crate::scripting::{Rendered, run_alone};
+use crate::scripting::{Rendered, run_alone, run_over};
 use crate::tracing::waits;
 
 /// The longest script, in bytes.
@@ -218,7 +220,15 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         put(&mut kept_output(file.as_mut())?, &out, &err)?;
         return with_status(status);
     }
-    let machine = find(args.which)?;
+    let ran = guest::read(&args.guest, |saved| {
+        run_over(&InspectedGuest::new(saved)?, &script, &request)
+    })?;
+    if let Some((read, (Rendered { out, err }, status))) = ran {
+        read.tell();
+        put(&mut kept_output(file.as_mut())?, &out, &err)?;
+        return with_status(status);
+    }
+    let machine = find(args.guest.which)?;
     #[cfg(feature = "export")]
     let labels = labels(&script, &request.text);
     #[cfg(not(feature = "export"))]

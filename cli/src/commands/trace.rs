@@ -17,12 +17,14 @@ use probes::provider::host_file;
 use serde::de::DeserializeOwned;
 
 use super::exporting::{Exports, Labels};
+use super::guest;
 use super::remote::find;
 use super::run::{tell, tell_cost};
 use super::script::{self, Source};
-use crate::args::{self, Format};
+use crate::args::{self, Format, GuestSelector};
 use crate::client::control::{ask, connect, unexpected};
 use crate::commands::trace_output::Writer;
+use crate::inspection::InspectedGuest;
 use crate::output_file::{self, Output, OutputFile, kept_output};
 use crate::protocol::control::{Answer, Command, ListedProbe};
 use crate::protocol::end::MachineEnd;
@@ -32,7 +34,7 @@ use crate::protocol::trace::{LONGEST_LINE, Line};
 use crate::registry::Running;
 use crate::report::{Failure, ToOutput, printable, say};
 use crate::signals::StopSignals;
-use crate::tracing::{count_by_provider, waits};
+use crate::tracing::{count_by_provider, listing, waits};
 
 /// The largest number of probes whose hits are reported at the end.
 const MOST_COUNTS: usize = 50;
@@ -48,7 +50,7 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
             return Err(Failure::Usage(wrong));
         }
         return list(args::List {
-            which: args.which,
+            guest: args.guest,
             count: false,
             json: args.format == Some(Format::Json),
             file: None,
@@ -75,7 +77,7 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
         return Err(Failure::Usage(wrong.into()));
     }
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
-    let machine = find(args.which)?;
+    let machine = running(args.guest)?;
     let exports = Exports::start(&args.exports, &machine, Labels::new())?;
     let request = Request {
         interval_ms: exports.interval_ms(),
@@ -323,13 +325,7 @@ pub fn list(args: args::List) -> Result<(), Failure> {
     let pattern = args.pattern.unwrap_or_default();
     let found = match args.file {
         Some(file) => of_file(&file, &pattern)?,
-        None => {
-            let machine = find(args.which)?;
-            match ask(&machine, &Command::List { pattern })? {
-                Answer::Probes { probes } => probes,
-                other => return Err(unexpected(&machine, &other).into()),
-            }
-        }
+        None => of_guest(args.guest, pattern)?,
     };
     let mut out = BufWriter::new(io::stdout().lock());
     if args.count {
@@ -375,10 +371,39 @@ fn counts(probes: &[ListedProbe]) -> Vec<String> {
     all.map(line).collect()
 }
 
+/// Returns the probes of a guest.
+fn of_guest(selected: GuestSelector, pattern: String) -> Result<Vec<ListedProbe>, Failure> {
+    let read = guest::read(&selected, |saved| {
+        listing::list(&InspectedGuest::new(saved)?, &pattern)
+    })?;
+    if let Some((read, probes)) = read {
+        read.tell();
+        return Ok(probes);
+    }
+    let machine = find(selected.which)?;
+    match ask(&machine, &Command::List { pattern })? {
+        Answer::Probes { probes } => Ok(probes),
+        other => Err(unexpected(&machine, &other).into()),
+    }
+}
+
+/// Returns the selected machine, whose hits are wanted.
+fn running(selected: GuestSelector) -> Result<Running, Failure> {
+    let other = selected.core.or(selected.qemu);
+    match other {
+        Some(path) => Err(Failure::Usage(format!(
+            "{}: a guest that exotrace does not run has no hits; `list` has its probes, and a script may iterate over it: \
+             -e 'iter:task {{ print(comm); }}'",
+            path.display()
+        ))),
+        None => find(selected.which),
+    }
+}
+
 /// Returns the probes of a file of this host.
 fn of_file(file: &Path, pattern: &str) -> Result<Vec<ListedProbe>, Failure> {
     let wanted = match pattern {
-        "" => "*:::",
+        "" => listing::ALL,
         pattern => pattern,
     };
     let parsed = ProbePattern::parse(wanted).map_err(Failure::new)?;

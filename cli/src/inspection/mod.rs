@@ -6,6 +6,7 @@
 
 mod container;
 mod find;
+mod inspected;
 mod processes;
 mod symbols;
 
@@ -33,6 +34,7 @@ use crate::protocol::inspection::{
 };
 use crate::saved_guest::SavedGuest;
 use find::{find, without_memory};
+pub use inspected::InspectedGuest;
 use processes::Descriptions;
 use symbols::{kernel_symbols, named_objects, unknown_symbol, user_symbols};
 
@@ -382,7 +384,6 @@ fn find_kernel(
     cpus: &[CpuState],
 ) -> Result<System, RequestError> {
     let memory = PausedMemory::new(guest.memory());
-    let no_kernel = |why: &dyn Display| RequestError::new(ErrorKind::NoKernel, why);
     if let (Guest::Machine(machine, Some(kernel)), Some(paused)) = (guest, paused) {
         kernel.symbols().map_err(|error| no_kernel(&error))?;
         let kernel = kernel.place(machine, paused)?.ok_or_else(|| {
@@ -390,34 +391,49 @@ fn find_kernel(
         })?;
         return Ok(System::new(&kernel, &memory));
     }
-    if let Guest::Saved(SavedGuest {
-        running: Some(kernel),
-        ..
-    }) = guest
-    {
-        return Ok(System::new(kernel, &memory));
-    }
-    let ended = || RequestError::new(ErrorKind::Ended, "the guest has ended");
-    let cpu = cpus.first().ok_or_else(ended)?;
-    let lstar = match (guest, paused) {
-        (Guest::Machine(machine, _), Some(paused)) => {
-            machine.syscall_entry(paused, 0).map_or(0, |entry| entry.0)
+    let kernel = match (guest, paused) {
+        (Guest::Saved(saved), _) => kernel_of(saved)?,
+        (Guest::Machine(machine, _), paused) => {
+            let entry = paused.and_then(|paused| machine.syscall_entry(paused, 0));
+            kernel_in(&memory, cpus, entry.map_or(0, |entry| entry.0))?
         }
-        (Guest::Saved(saved), _) => saved.syscall_entry,
-        (Guest::Machine(..), None) => 0,
     };
-    let view = memory.view(cpu.address_space());
-    let mut kernel = RunningKernel::find(view, cpu, lstar).map_err(|error| {
-        no_kernel(&format_args!(
-            "no kernel is found in the guest's memory: {error}"
-        ))
-    })?;
-    if let (Err(_), Guest::Saved(saved)) = (&kernel.types, guest)
-        && let Some(Ok(types)) = saved.kernel.as_ref().map(GuestKernel::types)
+    Ok(System::new(&kernel, &memory))
+}
+
+/// Finds the kernel of a guest that does not run.
+fn kernel_of(saved: &SavedGuest) -> Result<RunningKernel, RequestError> {
+    if let Some(kernel) = &saved.running {
+        return Ok(kernel.clone());
+    }
+    let memory = PausedMemory::new(&*saved.memory);
+    let mut kernel = kernel_in(&memory, &saved.cpus, saved.syscall_entry)?;
+    if let (Err(_), Some(Ok(types))) =
+        (&kernel.types, saved.kernel.as_ref().map(GuestKernel::types))
     {
         kernel.types = Ok(types.clone());
     }
-    Ok(System::new(&kernel, &memory))
+    Ok(kernel)
+}
+
+/// Finds the kernel in memory, by its CPUs.
+fn kernel_in(
+    memory: &PausedMemory<'_>,
+    cpus: &[CpuState],
+    entry: u64,
+) -> Result<RunningKernel, RequestError> {
+    let ended = || RequestError::new(ErrorKind::Ended, "the guest has ended");
+    let cpu = cpus.first().ok_or_else(ended)?;
+    let view = memory.view(cpu.address_space());
+    RunningKernel::find(view, cpu, entry).map_err(|error| {
+        no_kernel(&format_args!(
+            "no kernel is found in the guest's memory: {error}"
+        ))
+    })
+}
+
+fn no_kernel(why: &dyn Display) -> RequestError {
+    RequestError::new(ErrorKind::NoKernel, why)
 }
 
 /// Returns the size of texts in bytes.

@@ -108,7 +108,7 @@ impl From<StartError> for RequestError {
             StartError::Rings(error) => error.into(),
             StartError::Enable(error) => error.into(),
             StartError::Modules { .. } => Self::new(ErrorKind::NoMatch, error),
-            StartError::Tasks { .. } => Self::new(ErrorKind::Unreadable, error),
+            StartError::Iteration { .. } => Self::new(ErrorKind::Unreadable, error),
         }
     }
 }

@@ -13,8 +13,9 @@ use crate::protocol::script::{Counts, MapLine};
 use std::sync::Arc;
 
 use bt::Clock;
-use bt::ast::{Dialect, Script};
+use bt::ast::{Dialect, Iteration, Script};
 use bt::compile::Guest;
+use bt::diagnostic::Diagnostic;
 use bt::render::{Output, collapsed, json, text};
 use bt::session::{Finder, NotFound, Prepared, ScriptSession, ScriptStats};
 use bt::value::Names;
@@ -22,13 +23,17 @@ use introspect::kernel::btf::Btf;
 use probes::engine::{Engine, Waiter};
 use probes::kernel_view::KernelView;
 use probes::probe::Probe;
-use probes::provider::Traceable;
+use probes::provider::{Inspectable, Traceable};
 
+use crate::inspection::InspectedGuest;
 use crate::protocol::error::RequestError;
 use crate::protocol::script::{Form, ScriptRequest};
 use crate::vm::Vm;
 use moments::Moments;
 use names::GuestNames;
+
+/// The rate in Hz of the clock of a script that has no hits.
+const NANOSECONDS: u64 = 1_000_000_000;
 
 /// Rendered output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -159,7 +164,7 @@ impl Job {
         let outputs: Vec<Output> = outputs.collect();
         self.renderer
             .names
-            .prepare(&self.renderer.machine, &outputs);
+            .prepare(&self.renderer.machine.inspection(), &outputs);
         let names = &self.renderer.names;
         let lines = all.iter();
         lines
@@ -255,7 +260,8 @@ pub fn prepare(
     let clock = Clock::now(tsc_hz);
     let vcpus = guest.machine().vcpus();
     let options = request.options();
-    let prepared = Prepared::new(&script, &options, &guest, &guest, vcpus, clock);
+    let known: &dyn Inspectable = guest;
+    let prepared = Prepared::new(&script, &options, &known, &known, vcpus, clock);
     let prepared = prepared.map_err(|wrong| request.refuse(&wrong))?;
     RequestError::limit_probes(prepared.probes().len())?;
     Ok(prepared)
@@ -296,7 +302,7 @@ fn begin(
         first.push(output)
     });
     let mut script = script?;
-    script.visit_tasks(guest, &mut |output| first.push(output))?;
+    script.iterate(guest, &mut |output| first.push(output))?;
     Ok((script, first))
 }
 
@@ -310,12 +316,8 @@ struct Renderer {
 
 impl Renderer {
     fn render(&mut self, outputs: &[Output]) -> Rendered {
-        let mut rendered = Rendered::default();
-        self.names.prepare(&self.machine, outputs);
-        for output in outputs {
-            render(output, self.form, self.dialect, &self.names, &mut rendered);
-        }
-        rendered
+        self.names.prepare(&self.machine.inspection(), outputs);
+        rendered(outputs, self.form, self.dialect, &self.names)
     }
 }
 
@@ -324,21 +326,55 @@ impl Renderer {
 /// # Errors
 /// If the script has errors.
 pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<(Rendered, u8), RequestError> {
-    let clock = Clock::now(1_000_000_000);
+    let clock = Clock::now(NANOSECONDS);
     let prepared = Prepared::new(script, &request.options(), &Nobody, &Nobody, 1, clock);
+    let (outputs, status) = run_prepared(prepared, request, None)?;
+    Ok((
+        rendered(&outputs, request.form, request.dialect(), &names::Addresses),
+        status,
+    ))
+}
+
+/// Runs a script over a guest that does not run: BEGIN, iterations and END.
+///
+/// # Errors
+/// If the script has errors or other probes, or the guest cannot be iterated over.
+pub fn run_over(
+    guest: &InspectedGuest<'_>,
+    script: &Script,
+    request: &ScriptRequest,
+) -> Result<(Rendered, u8), RequestError> {
+    let clock = Clock::now(NANOSECONDS);
+    let known: &dyn Inspectable = guest;
+    let prepared = Prepared::new(script, &request.options(), &known, &NoHits, 1, clock);
+    let (outputs, status) = run_prepared(prepared, request, Some(known))?;
+    let mut names = GuestNames::new(guest.shared_view().clone());
+    names.prepare(&guest.inspection(), &outputs);
+    Ok((
+        rendered(&outputs, request.form, request.dialect(), &names),
+        status,
+    ))
+}
+
+/// Runs a script without probes. Returns its output and status.
+fn run_prepared(
+    prepared: Result<Prepared, Vec<Diagnostic>>,
+    request: &ScriptRequest,
+    guest: Option<&dyn Inspectable>,
+) -> Result<(Vec<Output>, u8), RequestError> {
     let prepared = prepared.map_err(|wrong| request.refuse(&wrong))?;
     moments::refuse(prepared.keeps())?;
+    let mut outputs = Vec::new();
+    let status = prepared.run_alone(guest, &mut |output| outputs.push(output))?;
+    Ok((outputs, status))
+}
+
+fn rendered(outputs: &[Output], form: Form, dialect: Dialect, names: &dyn Names) -> Rendered {
     let mut rendered = Rendered::default();
-    let status = prepared.run_alone(&mut |output| {
-        render(
-            &output,
-            request.form,
-            request.dialect(),
-            &names::Addresses,
-            &mut rendered,
-        );
-    });
-    Ok((rendered, status))
+    for output in outputs {
+        render(output, form, dialect, names, &mut rendered);
+    }
+    rendered
 }
 
 fn render(
@@ -360,6 +396,18 @@ fn render(
         // Folded lines are for programs.
         (Form::Collapsed, Output::Ending) => {}
         (Form::Text | Form::Collapsed, output) => part.extend(text::render(output, dialect, names)),
+    }
+}
+
+/// The probes of a guest that does not run: none.
+struct NoHits;
+
+impl Finder for NoHits {
+    fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound> {
+        let known = Iteration::ALL.map(Iteration::name).join(", ");
+        Err(NotFound::from(format!(
+            "{pattern}: a guest that does not run here has no hits; rules may be for BEGIN, END, {known}"
+        )))
     }
 }
 

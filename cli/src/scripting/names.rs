@@ -12,9 +12,9 @@ use bt::render::Output;
 use bt::value::{Names, Value};
 use probes::kernel_view::KernelView;
 
+use crate::inspection::Inspection;
 use crate::protocol::inspection::ProcessName;
 use crate::report::printable;
-use crate::vm::Vm;
 
 /// The largest number of cached names; beyond it all are looked up anew.
 const MOST_NAMES: usize = 1 << 16;
@@ -45,7 +45,7 @@ impl GuestNames {
     }
 
     /// Looks up the names of programs' functions and of BPF programs in `outputs`.
-    pub(super) fn prepare(&mut self, machine: &Vm, outputs: &[Output]) {
+    pub(super) fn prepare(&mut self, guest: &Inspection<'_>, outputs: &[Output]) {
         let mut wanted: HashMap<Option<u32>, Vec<u64>> = HashMap::new();
         let known = self.user.len() + self.generated.len();
         if known > MOST_NAMES || self.since.elapsed() > KEPT {
@@ -85,18 +85,18 @@ impl GuestNames {
             addresses.sort_unstable();
             addresses.dedup();
             match pid {
-                Some(pid) => self.look_up(machine, pid, &addresses),
-                None => self.look_up_generated(machine, &addresses),
+                Some(pid) => self.look_up(guest, pid, &addresses),
+                None => self.look_up_generated(guest, &addresses),
             }
         }
     }
 
     /// Looks up names in a process. One that has ended has none: its addresses are shown.
-    fn look_up(&mut self, machine: &Vm, pid: u32, addresses: &[u64]) {
+    fn look_up(&mut self, guest: &Inspection<'_>, pid: u32, addresses: &[u64]) {
         let words: Vec<String> = addresses.iter().map(|a| format!("{a:#x}")).collect();
         let process = i32::try_from(pid).map(ProcessName::Pid).ok();
         let found = process.and_then(|process| {
-            let found = machine.inspection().sym(&words, Some(&process), None);
+            let found = guest.sym(&words, Some(&process), None);
             found
                 .inspect_err(|why| log::debug!("names of process {pid}: {why}"))
                 .ok()
@@ -112,8 +112,8 @@ impl GuestNames {
     }
 
     /// Looks up names of BPF programs.
-    fn look_up_generated(&mut self, machine: &Vm, addresses: &[u64]) {
-        let programs = machine.inspection().look(|look| look.bpf_programs());
+    fn look_up_generated(&mut self, guest: &Inspection<'_>, addresses: &[u64]) {
+        let programs = guest.look(|look| look.bpf_programs());
         let programs = programs.inspect_err(|why| log::debug!("names of BPF programs: {why}"));
         let programs = programs.ok().flatten().map(|(programs, _)| programs);
         for address in addresses {

@@ -7,16 +7,14 @@ use std::time::Duration;
 
 use introspect::memory_budget::{self, Purpose};
 use probes::engine::{Engine, SessionCost};
-use probes::fields::Field;
-use probes::name::ProbePattern;
-use probes::provider;
 
 use crate::protocol::control::{
-    Answer, Command, Info, ListedProbe, MemoryCount, SessionCount, SiteCount, Stat, Unknown,
+    Answer, Command, Info, MemoryCount, SessionCount, SiteCount, Stat, Unknown,
 };
 use crate::protocol::cost::{Budget, Cost};
 use crate::protocol::error::{ErrorKind, RequestError};
 use crate::server::{control as server, saving};
+use crate::tracing::listing::list;
 use crate::vm::Vm;
 
 fn info(vm: &Vm) -> Info {
@@ -97,24 +95,6 @@ fn stat(vm: &Vm, hash: bool) -> Stat {
         unknown_ports,
         unknown_memory,
     }
-}
-
-fn list(vm: &Vm, pattern: &str) -> Result<Vec<ListedProbe>, RequestError> {
-    let pattern = match pattern {
-        "" => "*:::",
-        pattern => pattern,
-    };
-    let pattern = ProbePattern::parse(pattern)?;
-    let view = vm.kernel_view()?;
-    let probes = provider::find(&vm.traceable(&view), &pattern)?;
-    let listed = probes.into_iter().map(|probe| {
-        let fields = probe.fields().iter().map(Field::declaration).collect();
-        ListedProbe {
-            fields,
-            ..ListedProbe::new(&probe.name, probe.signature)
-        }
-    });
-    Ok(listed.collect())
 }
 
 fn session_counts(engine: &Engine) -> Vec<SessionCount> {
@@ -199,7 +179,10 @@ impl server::Machine for Arc<Vm> {
                 answer(found, Answer::Stack)
             }
             Command::List { pattern } => {
-                answer(list(self, &pattern), |probes| Answer::Probes { probes })
+                let listed = self
+                    .kernel_view()
+                    .and_then(|view| list(&self.traceable(&view), &pattern));
+                answer(listed, |probes| Answer::Probes { probes })
             }
             // Answered elsewhere.
             Command::Trace(_)

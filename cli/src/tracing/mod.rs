@@ -3,6 +3,7 @@
 //! A [`Tracing`] is one session of the machine's probe engine. Its owner drains it. Dropping it
 //! removes its traps.
 
+pub mod listing;
 pub mod text;
 
 use crate::protocol::cost::{Cost, Unwatched};

@@ -13,7 +13,7 @@ use crate::x86_64::AddressSpace;
 pub const KERNEL_TABLES: &str = "init_top_pgt";
 
 /// A running kernel.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RunningKernel {
     /// The symbols at their running addresses. If [`slide`](Self::slide) is known, so are the link
     /// addresses; else [`Symbols::slide`] is 0.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::{PausedSystem, Unavailable, known};
 use crate::Gva;
 use crate::kernel::files::FileIdentity;
+use crate::kernel::list::Partial;
 use crate::kernel::task_list::TaskInfo;
 use crate::kernel::vma::{Vma, VmaError, VmaName};
 
@@ -33,6 +34,20 @@ pub struct Maps {
 }
 
 impl PausedSystem<'_> {
+    /// Returns the VMAs of a process, which are none for one without memory.
+    ///
+    /// # Errors
+    /// If the kernel's layout for them is unknown.
+    pub fn vmas(&self, task: &TaskInfo) -> Result<Partial<Vma, VmaError>, Unavailable> {
+        let layout = known(&self.system.areas)?;
+        let none = || Partial {
+            items: Vec::new(),
+            error: None,
+        };
+        let mm = task.user_mm();
+        Ok(mm.map_or_else(none, |mm| layout.vmas(self.view, mm)))
+    }
+
     /// Returns the mappings of a process, in the order and with the names of `/proc/PID/maps`.
     /// Returns `None` for a process without memory.
     ///

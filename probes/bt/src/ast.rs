@@ -6,8 +6,10 @@
 //! Sources: bt(5), the language of bpftrace, and for translators the D language as dtrace(1) and
 //! SDT(9) use it.
 
+mod iteration;
 mod words;
 
+pub use iteration::Iteration;
 pub use words::{BinaryOperator, Builtin, Function, TypeTest, UnaryOperator};
 
 use crate::value::StackForm;
@@ -109,8 +111,8 @@ pub enum ProbeKind {
     Begin,
     /// `END`: after all others.
     End,
-    /// `iter:task`: once for each thread of the guest, when the script begins.
-    Tasks,
+    /// `iter:task` and others: once for each such thing of the guest, when the script begins.
+    Iteration(Iteration),
     /// A pattern of probes, as [`ProbePattern`](probes::name::ProbePattern) reads it.
     Pattern(String),
 }

@@ -82,7 +82,10 @@ fn outcome(script: &[u8], arguments: &str, dialect: Dialect) -> String {
         Err(wrong) => return rendered(wrong),
     };
     let mut out = Vec::new();
-    prepared.run_alone(&mut |output| out.extend(text::render(&output, dialect, &Nobody)));
+    let each = &mut |output| out.extend(text::render(&output, dialect, &Nobody));
+    prepared
+        .run_alone(None, each)
+        .unwrap_or_else(|e| panic!("{e}"));
     String::from_utf8_lossy(&out).into_owned()
 }
 

@@ -1,7 +1,7 @@
-//! Which provider a pattern is of, and the probes that it stands for in a running guest.
+//! Which provider a pattern is of, and the probes that it stands for in a guest.
 //!
-//! The caller brings the guest as [`Traceable`], and lets it run: it is paused only for providers
-//! that read its processes or tables.
+//! The caller brings the guest as [`Inspectable`]. If it runs, it is paused only for providers that
+//! read its processes or tables.
 
 use introspect::Gpa;
 use introspect::system::PausedSystem;
@@ -16,19 +16,25 @@ use crate::probe::Probe;
 /// Most files named in a message about a function that was found in none of them.
 const NAMED_FILES: usize = 5;
 
-/// A running guest, as providers see it.
-pub trait Traceable {
+/// A guest that can be read, whether it runs or not.
+pub trait Inspectable {
     /// Returns its kernel.
     fn view(&self) -> &KernelView;
 
-    /// Returns its machine.
-    fn machine(&self) -> Handle;
+    /// Returns its machine, if it runs in one.
+    fn running(&self) -> Option<Handle>;
 
     /// Pauses the guest and has `ask` read its structures.
     ///
     /// # Errors
     /// If its kernel's structures are not known, with the reason. `ask` is not called then.
     fn inspect(&self, ask: &mut dyn FnMut(PausedSystem<'_>)) -> Result<(), String>;
+}
+
+/// A running guest, in which probes can be enabled.
+pub trait Traceable: Inspectable {
+    /// Returns its machine.
+    fn machine(&self) -> Handle;
 }
 
 /// A pattern that matches no probe.
@@ -60,9 +66,9 @@ fn suggestion(nearest: &[String]) -> String {
 /// Pauses the guest and returns the answer about its structures.
 ///
 /// # Errors
-/// As [`Traceable::inspect`].
+/// As [`Inspectable::inspect`].
 pub fn inspect<T>(
-    guest: &dyn Traceable,
+    guest: &dyn Inspectable,
     ask: impl FnOnce(PausedSystem<'_>) -> T,
 ) -> Result<T, String> {
     let (mut ask, mut answer) = (Some(ask), None);
@@ -74,7 +80,7 @@ pub fn inspect<T>(
 ///
 /// # Errors
 /// If there are none, with similar names; or if the guest's structures cannot be read.
-pub fn find(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
+pub fn find(guest: &dyn Inspectable, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
     if uprobe::is_meant(pattern) || usdt::is_meant(pattern) {
         return find_user(guest, pattern);
     }
@@ -123,12 +129,12 @@ pub fn find(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>,
 /// # Errors
 /// If the pattern names the provider, and they cannot be read.
 pub fn find_tracepoints(
-    guest: &dyn Traceable,
+    guest: &dyn Inspectable,
     pattern: &ProbePattern,
 ) -> Result<Vec<Probe>, String> {
-    let (view, machine) = (guest.view(), guest.machine());
+    let (view, machine) = (guest.view(), guest.running());
     let found = inspect(guest, |system| {
-        tracepoint::find(&system, &machine, view, pattern)
+        tracepoint::find(&system, machine.as_ref(), view, pattern)
     })?;
     match found {
         Ok(found) => {
@@ -146,12 +152,18 @@ pub fn find_tracepoints(
 ///
 /// # Errors
 /// If there are none, with similar names; or if the guest's processes cannot be read.
-pub fn find_user(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
-    let machine = guest.machine();
-    let unpatched = |gpa: Gpa, buf: &mut [u8]| machine.traps().read_unpatched(gpa, buf).is_ok();
-    let found = inspect(guest, |system| match uprobe::is_meant(pattern) {
-        true => uprobe::find(&system, pattern, &unpatched),
-        false => usdt::find(&system, pattern, &unpatched),
+pub fn find_user(guest: &dyn Inspectable, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
+    let machine = guest.running();
+    let found = inspect(guest, |system| {
+        let unpatched = |gpa: Gpa, buf: &mut [u8]| match &machine {
+            Some(machine) => machine.traps().read_unpatched(gpa, buf).is_ok(),
+            // Without a machine there are no traps.
+            None => system.kernel().physical().read_physical(gpa, buf).is_ok(),
+        };
+        match uprobe::is_meant(pattern) {
+            true => uprobe::find(&system, pattern, &unpatched),
+            false => usdt::find(&system, pattern, &unpatched),
+        }
     })?;
     let found = found.map_err(|lost| NotFound::from(lost.to_string()))?;
     match found.probes.is_empty() {
@@ -189,7 +201,7 @@ fn no_user_probe(pattern: &ProbePattern, found: UserMatches) -> NotFound {
 
 /// Returns whether a pattern is of a file that no process has mapped yet, so that its probes may
 /// come with a process.
-pub fn may_come(guest: &dyn Traceable, pattern: &ProbePattern) -> bool {
+pub fn may_come(guest: &dyn Inspectable, pattern: &ProbePattern) -> bool {
     if usdt::has_file(pattern) {
         return inspect(guest, |system| {
             let found = usdt::find(&system, pattern, &|_, _| false);

@@ -12,7 +12,9 @@ pub mod uprobe;
 pub mod usdt;
 pub mod watchpoint;
 
-pub use dispatch::{NotFound, Traceable, find, find_tracepoints, find_user, inspect, may_come};
+pub use dispatch::{
+    Inspectable, NotFound, Traceable, find, find_tracepoints, find_user, inspect, may_come,
+};
 
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;

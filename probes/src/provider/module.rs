@@ -60,7 +60,7 @@ pub fn probes(
     let memory = PausedMemory::new(machine.ram());
     let memory = memory.view(view.kernel.space);
     let modules = std::slice::from_ref(&module.module);
-    match tracepoint::find_in(memory, modules, machine, view, pattern) {
+    match tracepoint::find_in(memory, modules, Some(machine), view, pattern) {
         Ok(matches) => {
             for sentence in &matches.incomplete {
                 log::warn!("not all tracepoints are known: {sentence}");

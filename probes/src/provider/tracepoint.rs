@@ -49,13 +49,14 @@ pub struct TracepointMatches {
     pub incomplete: Vec<String>,
 }
 
-/// Finds the tracepoints that match `pattern` in a paused guest.
+/// Finds the tracepoints that match `pattern` in a paused guest. Without a machine they cannot be
+/// armed, and the branches that lead to their calls are not searched.
 ///
 /// # Errors
 /// If the kernel's types do not describe tracepoints.
 pub fn find(
     look: &PausedSystem<'_>,
-    machine: &Handle,
+    machine: Option<&Handle>,
     view: &KernelView,
     pattern: &ProbePattern,
 ) -> Result<TracepointMatches, String> {
@@ -77,7 +78,7 @@ pub fn find(
 pub(super) fn find_in(
     memory: MemoryView<'_>,
     modules: &[Module],
-    machine: &Handle,
+    machine: Option<&Handle>,
     view: &KernelView,
     pattern: &ProbePattern,
 ) -> Result<TracepointMatches, String> {
@@ -134,7 +135,9 @@ pub(super) fn find_in(
         found.probes.push(probe);
     }
     // Branches that lead to the call are searched only if they may be armed.
-    if ProbePattern::is_exact(&pattern.name) || found.probes.len() <= 64 {
+    if let Some(machine) = machine
+        && (ProbePattern::is_exact(&pattern.name) || found.probes.len() <= 64)
+    {
         for probe in &mut found.probes {
             if let Target::Tracepoint(text) = &mut probe.target {
                 keep_what_leads_to_the_call(text, machine, view);

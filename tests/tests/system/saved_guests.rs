@@ -1,5 +1,5 @@
-//! Guests that do not run: what `ps`, `maps`, `sym` and `stack` say of a snapshot and of a core
-//! file is what they say of the machine.
+//! Guests that do not run: a snapshot and a core file have the machine's processes, mappings,
+//! symbols, stacks, probes and iterations.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -109,10 +109,28 @@ fn a_snapshot_a_core_file_and_bare_memory_say_what_the_machine_says() {
         format!("maps -p {pid}"),
         format!("stack -p {pid}"),
         "sym vfs_read init_task".to_owned(),
+        "list kprobe:vfs_read".to_owned(),
+        "list syscall::read:".to_owned(),
+        r#"trace -e iter:task/comm=="sleep"/{printf("%d_%s\n",ctx.task->pid,kstack(3));}"#.to_owned(),
+        format!(r#"trace -e iter:task/pid=={pid}/{{print(ustack(1));}}"#),
+        r#"trace -e iter:task_file/comm=="sleep"/{@[ctx.fd,str(ctx.file->f_path.dentry->d_name.name)]=count();}"#.to_owned(),
+        format!(r#"trace -e iter:task_vma/pid=={pid}/{{printf("%lx-%lx\n",ctx.vma->vm_start,ctx.vma->vm_end);}}"#),
     ] {
         let (running, still) = (running(&line), still(&line));
         assert_eq!(lines(&running), lines(&still), "{line}");
         assert!(!still.is_empty(), "{line}");
+    }
+    let refused = [
+        ("trace -e kprobe:vfs_read{} --core", "has no hits"),
+        ("trace vfs_read --core", "has no hits"),
+        ("list kprobe:vfs_raed --core", "did you mean vfs_read"),
+    ];
+    for (line, message) in refused {
+        let mut line = words(line);
+        line.push(snapshot.into());
+        let ended = world.run(line, COMMAND_LIMIT);
+        assert_ne!(ended.status, 0, "{ended:?}");
+        assert!(ended.stderr.contains(message), "{ended:?}");
     }
     world.stop("crowd", machine);
 }

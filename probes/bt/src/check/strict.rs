@@ -46,7 +46,7 @@ fn name(probe: &ProbeSpec) -> &str {
     match &probe.kind {
         ProbeKind::Begin => "BEGIN",
         ProbeKind::End => "END",
-        ProbeKind::Tasks => "iter:task",
+        ProbeKind::Iteration(iteration) => iteration.name(),
         ProbeKind::Pattern(text) => text,
     }
 }

@@ -355,7 +355,13 @@ impl RuleCompiler<'_, '_> {
             Builtin::Random => (Known::Random, Type::Number),
             Builtin::ProgramCounter => (Known::ProgramCounter, Type::Number),
             Builtin::Context => {
-                let message = "ctx is of iter:task alone, where ctx.task is the thread";
+                let message = match self.probe.iteration {
+                    None => "ctx is of iterations alone, such as iter:task, where ctx.task is the thread".to_owned(),
+                    Some(iteration) => {
+                        let others = iteration.members().iter().map(|(name, _)| format!(", ctx.{name}"));
+                        format!("{} has ctx.task{}", iteration.name(), others.collect::<String>())
+                    }
+                };
                 return self.refuse(span, message);
             }
             Builtin::CpuCount => (Known::CpuCount, Type::Number),

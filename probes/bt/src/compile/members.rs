@@ -8,7 +8,7 @@ use probes::event::EventKind;
 use super::types::{Member, MemoryType, Type};
 use super::{RuleCompiler, nearest, places, with};
 use crate::ast::{
-    BinaryOperator, Builtin, Expression, ExpressionKind, Span, TypeName, UnaryOperator,
+    BinaryOperator, Builtin, Expression, ExpressionKind, Iteration, Span, TypeName, UnaryOperator,
 };
 use crate::program::{Known, Operation};
 
@@ -46,10 +46,10 @@ impl RuleCompiler<'_, '_> {
             return self.argument_named(name, name_span);
         }
         if of.kind == ExpressionKind::Builtin(Builtin::Context)
-            && name == "task"
-            && self.probe.is_task
+            && let Some(iteration) = self.probe.iteration
+            && iteration.has(name)
         {
-            return self.current_task();
+            return self.member_of_context(iteration, name);
         }
         let said = self.shared.diagnostics.len();
         let owner = self.expression(of);
@@ -57,6 +57,19 @@ impl RuleCompiler<'_, '_> {
             // The error has been reported.
             (Type::Any, true) => Type::Any,
             (owner, _) => self.member_of(owner, name, name_span),
+        }
+    }
+
+    /// Compiles a member of `ctx` that an iteration has. At its places, the members are what
+    /// arguments are at hits.
+    fn member_of_context(&mut self, iteration: Iteration, name: &str) -> Type {
+        let members = iteration.members().iter().enumerate();
+        match members.into_iter().find(|(_, (known, _))| *known == name) {
+            Some((number, (_, type_name))) => {
+                self.put(Operation::Known(Known::Argument(number)));
+                self.typed_as(type_name)
+            }
+            None => self.current_task(),
         }
     }
 

@@ -29,7 +29,7 @@ use probes::event::EventKind;
 use probes::fields::Field;
 use probes::probe::{Argument, Probe, Signature, Target};
 
-use crate::ast::{Aggregation, Dialect, Expression, ExpressionKind, Rule, Script, Span};
+use crate::ast::{Aggregation, Dialect, Expression, ExpressionKind, Iteration, Rule, Script, Span};
 use crate::diagnostic::Diagnostic;
 use crate::maps::{Capacity, MapDeclaration, MapKind};
 use crate::program::{Code, Emission, Operation};
@@ -106,15 +106,15 @@ pub(crate) struct ProbeKindInfo {
     pub(crate) fields: Arc<[Field]>,
     pub(crate) returns: Option<String>,
     pub(crate) signature_known: bool,
-    /// Whether it is `iter:task`.
-    pub(crate) is_task: bool,
+    /// The iteration; `None` for an event.
+    pub(crate) iteration: Option<Iteration>,
 }
 
 impl ProbeKindInfo {
-    /// Returns the properties of `iter:task`.
-    pub(crate) fn of_task() -> Self {
+    /// Returns the properties of an iteration.
+    pub(crate) fn of_iteration(iteration: Iteration) -> Self {
         Self {
-            is_task: true,
+            iteration: Some(iteration),
             ..Self::default()
         }
     }
@@ -132,7 +132,7 @@ impl ProbeKindInfo {
             fields: probe.fields().into(),
             returns,
             signature_known: probe.signature.is_some(),
-            is_task: false,
+            iteration: None,
         }
     }
 }

@@ -38,7 +38,7 @@ pub fn script(of: &Script) -> String {
             match &probe.kind {
                 ProbeKind::Begin => out += " BEGIN",
                 ProbeKind::End => out += " END",
-                ProbeKind::Tasks => out += " iter:task",
+                ProbeKind::Iteration(iteration) => out += &format!(" {}", iteration.name()),
                 ProbeKind::Pattern(text) => out += &format!(" {text}"),
             }
         }

@@ -2,7 +2,7 @@
 
 use probes::provider::timer::{FASTEST, INTERVAL, PROFILE, UNITS, period};
 
-use crate::ast::ProbeKind;
+use crate::ast::{Iteration, ProbeKind};
 
 /// Parses `profile:hz:99`, the same with the number alone or with its unit behind it, and
 /// bpftrace's short names. The result has the form of the timers' provider. It is `None` if `text`
@@ -36,7 +36,7 @@ pub fn timer(text: &str) -> Option<Result<ProbeKind, String>> {
     )
 }
 
-/// Returns the probe for `software:EVENT:COUNT`, `hardware:EVENT:COUNT` and `iter:task` of
+/// Returns the probe for `software:EVENT:COUNT`, `hardware:EVENT:COUNT` and `iter:WHAT` of
 /// bpftrace. Each event is a hit here, so the count may only be 1. It is `None` if `text` is no
 /// such event.
 ///
@@ -54,12 +54,7 @@ pub fn event(text: &str) -> Option<Result<ProbeKind, String>> {
                 "no event {event:?} of a guest; known are page-faults, context-switches and cpu-migrations; for time take profile:hz:99"
             )));
         }
-        ("iter" | "it", "task") if count.is_empty() => return Some(Ok(ProbeKind::Tasks)),
-        ("iter" | "it", _) => {
-            return Some(Err(
-                "only iter:task is offered: a rule for each thread".to_owned()
-            ));
-        }
+        ("iter" | "it", _) => return Some(iteration(rest)),
         ("hardware" | "h", _) => {
             return Some(Err(
                 "a guest has no hardware counters; for samples of its work take profile:hz:99"
@@ -73,6 +68,19 @@ pub fn event(text: &str) -> Option<Result<ProbeKind, String>> {
         _ => Err(format!(
             "{event} is seen each time: write {provider}:{event}:1, and count in the rule"
         )),
+    })
+}
+
+/// Returns the iteration over `what`.
+///
+/// # Errors
+/// A sentence if there is none.
+fn iteration(what: &str) -> Result<ProbeKind, String> {
+    let named = |one: &Iteration| one.name().split_once(':').is_some_and(|(_, of)| of == what);
+    let found = Iteration::ALL.into_iter().find(named);
+    found.map(ProbeKind::Iteration).ok_or_else(|| {
+        let known = Iteration::ALL.map(Iteration::name).join(", ");
+        format!("no iteration over {what:?}; known are {known}")
     })
 }
 
@@ -115,11 +123,16 @@ mod tests {
             ("software:page-faults:100", None),
             ("software:cpu-clock:1", None),
             ("hardware:cache-misses:1000", None),
-            ("iter:task_file", None),
+            ("iter:tcp", None),
+            ("iter:task:1", None),
         ] {
             let found = event(text).unwrap().ok();
             let expected = expected.map(|text| ProbeKind::Pattern(text.to_owned()));
             assert_eq!(found, expected, "{text}");
+        }
+        for iteration in Iteration::ALL {
+            let found = event(iteration.name()).unwrap();
+            assert_eq!(found, Ok(ProbeKind::Iteration(iteration)));
         }
         assert_eq!(event("kprobe:vfs_read"), None);
     }

@@ -2,17 +2,18 @@
 //!
 //! [`Prepared::new`] compiles and resolves everything, and reports errors before the guest is
 //! touched. [`Prepared::start`] runs BEGIN and enables the probes, and
-//! [`ScriptSession::visit_tasks`] the rules for each thread. Then the caller drains until it
+//! [`ScriptSession::iterate`] the rules of iterations. Then the caller drains until it
 //! has enough or the script exits ([`ScriptSession::has_exited`]), and ends it with
 //! [`ScriptSession::finish`]. That disables the probes, drains the rest, runs END and prints the
 //! maps.
 
 mod arguments;
+mod iterations;
 mod limits;
 mod output;
 mod prepared;
 mod resolved;
-mod tasks;
+mod start_error;
 mod to_come;
 mod traceable;
 
@@ -35,8 +36,10 @@ use crate::record;
 use crate::render::Output;
 use crate::run::{ProbeTexts, RuleOutcome, Shared, run};
 use crate::value::Value;
+use iterations::Iterated;
 use prepared::texts;
-pub use prepared::{Finder, NotFound, Prepared, StartError};
+pub use prepared::{Finder, NotFound, Prepared};
+pub use start_error::StartError;
 use to_come::{ToCome, codes_for};
 
 /// The program at a probe's hits: the rules of that probe, in the script's order.
@@ -122,8 +125,7 @@ pub struct ScriptSession {
     session: Session,
     shared: Arc<Shared>,
     end: Vec<Code>,
-    /// The code for each thread of the guest.
-    tasks: Vec<Code>,
+    iterations: Vec<Iterated>,
     printed: Vec<usize>,
     clock: Clock,
     probes: Vec<Probe>,

@@ -1,19 +1,21 @@
 //! A script before it runs: finds its probes and compiles its rules for them.
 
-use probes::engine::{EnableError, Engine, Filter, RingSize, Session, SessionError};
+use probes::engine::{Engine, Filter, RingSize, Session};
 use probes::module_probes::ModuleProbes;
 use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Probe, Target};
 
+use probes::provider::Inspectable;
 pub use probes::provider::NotFound;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use super::iterations::{self, Iterated};
 use super::resolved::{Resolved, kinds_of, of_modules, resolve};
 use super::to_come::ToCome;
-use super::{ScriptSession, arguments, limits, output};
+use super::{ScriptSession, StartError, arguments, limits, output};
 use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
 use crate::compile::places::asks_for_number;
 use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
@@ -89,8 +91,7 @@ struct Wanted {
 struct Places {
     begin: Vec<Code>,
     end: Vec<Code>,
-    /// The code for each thread of the guest.
-    tasks: Vec<Code>,
+    iterations: Vec<Iterated>,
     probes: Vec<Wanted>,
     /// The code for probes that may come, in the script's order.
     to_come: Vec<ToCome>,
@@ -114,9 +115,12 @@ impl Places {
                     self.end.push(code);
                     continue;
                 }
-                ProbeKind::Tasks => {
-                    let code = compiler.rule(rule, &ProbeKindInfo::of_task());
-                    self.tasks.push(code);
+                ProbeKind::Iteration(iteration) => {
+                    let kind = ProbeKindInfo::of_iteration(*iteration);
+                    self.iterations.push(Iterated {
+                        iteration: *iteration,
+                        code: compiler.rule(rule, &kind),
+                    });
                     continue;
                 }
                 ProbeKind::Pattern(pattern) => pattern,
@@ -172,29 +176,6 @@ impl Places {
         }
         Some(wanted)
     }
-}
-
-/// The reason why a script cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The rings could not be made.
-    #[error(transparent)]
-    Rings(#[from] SessionError),
-    /// A probe could not be enabled.
-    #[error(transparent)]
-    Enable(#[from] EnableError),
-    /// A module to come cannot be seen.
-    #[error("{pattern}: its module is not loaded, and the kernel does not report new ones")]
-    Modules {
-        /// The pattern that names it.
-        pattern: String,
-    },
-    /// The guest's threads cannot be visited.
-    #[error("iter:task: {reason}")]
-    Tasks {
-        /// The reason.
-        reason: String,
-    },
 }
 
 impl Prepared {
@@ -267,18 +248,27 @@ impl Prepared {
         let places = &self.places;
         let at_probes = places.probes.iter().flat_map(|wanted| &wanted.codes);
         let to_come = places.to_come.iter().map(|to_come| &to_come.code);
-        let elsewhere = [&places.begin, &places.end, &places.tasks];
+        let elsewhere = places.begin.iter().chain(&places.end);
+        let iterated = places.iterations.iter().map(|iterated| &iterated.code);
         let shared = at_probes.chain(to_come).map(AsRef::as_ref);
-        Keeps::of(shared.chain(elsewhere.into_iter().flatten()))
+        Keeps::of(shared.chain(elsewhere).chain(iterated))
     }
 
-    /// Runs BEGIN and END and passes on their output, and the maps: all that a script without
-    /// probes does. Returns the status that it gave to `exit()`.
-    pub fn run_alone(self, each: &mut dyn FnMut(Output)) -> u8 {
-        let shared = self.shared;
-        output::run(&self.places.begin, "BEGIN", &shared, &self.clock, each);
-        output::finish(&self.places.end, &self.printed, &shared, &self.clock, each);
-        shared.exit_status()
+    /// Runs BEGIN, the iterations over `guest`, and END, and passes on their output, and the maps:
+    /// all that a script without probes does. Returns the status that it gave to `exit()`.
+    ///
+    /// # Errors
+    /// If the script iterates, and there is no guest, or it cannot be read.
+    pub fn run_alone(
+        self,
+        guest: Option<&dyn Inspectable>,
+        each: &mut dyn FnMut(Output),
+    ) -> Result<u8, StartError> {
+        let (shared, places, clock) = (self.shared, self.places, self.clock);
+        output::run(&places.begin, "BEGIN", &shared, &clock, each);
+        iterations::visit(&places.iterations, guest, &shared, &clock, each)?;
+        output::finish(&places.end, &self.printed, &shared, &clock, each);
+        Ok(shared.exit_status())
     }
 
     /// Has `set_up` done to the engine's session before the first probe is enabled: a budget, for
@@ -311,7 +301,7 @@ impl Prepared {
         let Places {
             begin,
             end,
-            tasks,
+            iterations,
             probes,
             to_come,
             ..
@@ -320,7 +310,7 @@ impl Prepared {
             session,
             shared,
             end,
-            tasks,
+            iterations,
             printed: self.printed,
             clock: self.clock,
             probes: Vec::new(),

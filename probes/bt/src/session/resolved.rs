@@ -103,7 +103,7 @@ pub(super) fn kinds_of(rule: &Rule, resolved: &Resolved<'_>) -> Vec<ProbeKindInf
     for spec in &rule.probes {
         let found = match &spec.kind {
             ProbeKind::Begin | ProbeKind::End => vec![ProbeKindInfo::default()],
-            ProbeKind::Tasks => vec![ProbeKindInfo::of_task()],
+            ProbeKind::Iteration(one) => vec![ProbeKindInfo::of_iteration(*one)],
             ProbeKind::Pattern(pattern) => {
                 let found = resolved.get(pattern.as_str()).into_iter();
                 let probes = found.flat_map(|found| &found.probes);

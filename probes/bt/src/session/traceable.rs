@@ -1,9 +1,9 @@
-//! A traceable guest, as the compiler of scripts sees it.
+//! An inspectable guest, as the compiler of scripts sees it.
 
 use introspect::kernel::btf::Btf;
 use probes::name::ProbePattern;
 use probes::probe::Probe;
-use probes::provider::{self, Traceable, module};
+use probes::provider::{self, Inspectable, module};
 
 use super::{Finder, NotFound};
 use crate::compile::Guest;
@@ -11,7 +11,7 @@ use crate::compile::Guest;
 /// Most similar names that are suggested for a symbol.
 const SUGGESTIONS: usize = 3;
 
-impl Guest for &dyn Traceable {
+impl Guest for &dyn Inspectable {
     fn types(&self) -> Option<&Btf> {
         self.view().kernel.btf()
     }
@@ -29,7 +29,7 @@ impl Guest for &dyn Traceable {
     }
 }
 
-impl Finder for &dyn Traceable {
+impl Finder for &dyn Inspectable {
     fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound> {
         let pattern = ProbePattern::parse(pattern);
         let pattern = pattern.map_err(|error| NotFound::from(error.to_string()))?;
