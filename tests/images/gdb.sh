@@ -97,6 +97,8 @@ guest true || fail "the distribution does not run on"
 
 # The kernel, of which there is no file: a system call, a module, and writes to a variable.
 debugs --kernel <<'COMMANDS'
+print ((struct task_struct *)&init_task)->comm
+ptype struct list_head
 info threads
 thread 2
 bt
@@ -113,6 +115,7 @@ bt 4
 detach
 COMMANDS
 grep -q ' in do_syscall_64 ()$' gdb.txt || fail "no stack of the kernel"
+grep -q '= "swapper/0' gdb.txt && grep -q 'struct list_head \*next;' gdb.txt || fail "no types of the kernel"
 grep -q '.text.cryptd$' gdb.txt || fail "no symbols of a module"
 grep -q '^Hardware watchpoint 3: ' gdb.txt || fail "not stopped at a write of the kernel"
 

@@ -126,6 +126,20 @@ const KERNEL: Session = &[
     ("info symbol brd_submit_bio", &["in section .text.brd"]),
     ("x/s &linux_banner", &["Linux version "]),
     ("print *(long *)&jiffies > 0", &["= 1"]),
+    (
+        "ptype struct list_head",
+        &["struct list_head *next;", "struct list_head *prev;"],
+    ),
+    (
+        "print ((struct task_struct *)&init_task)->comm",
+        &["= \"swapper"],
+    ),
+    ("print (enum pid_type)1", &["= PIDTYPE_TGID"]),
+    ("print sizeof(struct page)", &["= 64"]),
+    (
+        "print ((struct task_struct *)&init_task)->sched_class->enqueue_task",
+        &["<enqueue_task_idle>"],
+    ),
     ("thread find kthreadd", &["has extra info 'kthreadd (S)'"]),
     ("thread 3", &["[Switching to thread 3"]),
     (

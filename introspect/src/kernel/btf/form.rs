@@ -8,9 +8,9 @@ use super::{Btf, Kind, Member, MemberError, TypeId};
 
 /// BTF_INT_SIGNED, BTF_INT_CHAR and BTF_INT_BOOL of an int's encoding
 /// (include/uapi/linux/btf.h).
-const INT_SIGNED: u32 = 1;
-const INT_CHAR: u32 = 2;
-const INT_BOOL: u32 = 4;
+pub(super) const INT_SIGNED: u32 = 1;
+pub(super) const INT_CHAR: u32 = 2;
+pub(super) const INT_BOOL: u32 = 4;
 /// The greatest depth of anonymous structs in one another.
 const MOST_ANONYMOUS: usize = 8;
 

@@ -7,6 +7,7 @@
 //!
 //! Format: Documentation/bpf/btf.rst, include/uapi/linux/btf.h.
 
+mod declaration;
 mod enumerator;
 mod form;
 mod member;
@@ -16,6 +17,7 @@ mod record;
 pub(crate) mod test_types;
 mod type_name;
 
+pub use declaration::{Declaration, DeclaredMember, Encoding, Qualifier};
 pub use form::Form;
 pub use member::{Member, MemberError};
 pub use prototype::{Parameter, Prototype, PrototypeError};

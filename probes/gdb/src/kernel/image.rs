@@ -1,5 +1,6 @@
 //! The running kernel as a file for the debugger: an executable without contents, with sections
-//! where the kernel and its modules are, their symbols, and the call frames of their functions.
+//! where the kernel and its modules are, their symbols, the call frames of their functions, and the
+//! kernel's types.
 //!
 //! It is made of what the guest's memory tells, so it fits a kernel of which nobody has a file.
 //! All addresses are those of the running kernel.
@@ -17,6 +18,7 @@ use object::build::elf::{Builder, Header, SectionData, SectionId};
 use object::elf;
 
 use super::call_frames::CallFrames;
+use super::types::Sections;
 
 /// The section of a range of addresses.
 struct Home {
@@ -107,7 +109,7 @@ pub(super) fn switches(symbols: &Symbols, read: impl Fn(u64, &mut [u8]) -> usize
 }
 
 /// Makes the file. `tables` are the unwind information of the kernel and of its modules, `switches`
-/// the places of [`switches`].
+/// the places of [`switches`]. `types` are none for a kernel without them.
 ///
 /// # Errors
 /// If it becomes too large.
@@ -117,6 +119,7 @@ pub(super) fn make(
     loaded: &LoadedModules,
     tables: &[OrcCopy],
     switches: &[u64],
+    types: Option<Sections>,
 ) -> Result<Vec<u8>, Error> {
     let mut file = Builder::new(Endianness::Little, true);
     file.header = Header {
@@ -168,11 +171,26 @@ pub(super) fn make(
         let size = size.ok().and_then(|at| sizes.get(at));
         added.st_size = size.filter(|_| is_function).map_or(0, |(_, size)| *size);
     }
-    let frames = file.sections.add();
-    frames.name = ".debug_frame".into();
-    frames.sh_type = elf::SHT_PROGBITS;
-    frames.sh_addralign = 8;
-    frames.data = SectionData::Data(frames_of(symbols, loaded, tables, switches).into());
+    let types = types.unwrap_or_default();
+    for (name, alignment, data) in [
+        (
+            ".debug_frame",
+            8,
+            frames_of(symbols, loaded, tables, switches),
+        ),
+        (".debug_info", 1, types.info),
+        (".debug_abbrev", 1, types.abbreviations),
+        (".debug_str", 1, types.strings),
+    ] {
+        if data.is_empty() {
+            continue;
+        }
+        let section = file.sections.add();
+        section.name = name.into();
+        section.sh_type = elf::SHT_PROGBITS;
+        section.sh_addralign = alignment;
+        section.data = SectionData::Data(data.into());
+    }
     for (name, data) in [
         (".symtab", SectionData::Symbol),
         (".strtab", SectionData::String),

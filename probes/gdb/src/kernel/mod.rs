@@ -8,6 +8,7 @@
 mod boundary;
 mod call_frames;
 mod image;
+mod types;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -265,7 +266,10 @@ impl Subject for Kernel<'_> {
                 told.filter_map(Result::ok).collect::<Vec<_>>()
             })?;
             let listed = look.modules()?.items;
-            Ok::<_, DebugError>(image::make(symbols, &listed, &loaded, &tables, &switches))
+            let types = view.kernel.btf().and_then(types::sections);
+            Ok::<_, DebugError>(image::make(
+                symbols, &listed, &loaded, &tables, &switches, types,
+            ))
         })??;
         match image {
             Ok(image) => Ok(Some(File::Text(image))),

@@ -1,0 +1,571 @@
+//! The kernel's types (BTF) as the debugger reads them: `.debug_info`, `.debug_abbrev` and
+//! `.debug_str` of DWARF 4.
+//!
+//! All types are entries of one unit, in their order. `.debug_str` is the section of names of the
+//! BTF itself. Written by hand, because each entry has one of a few shapes: a library that keeps
+//! half a million entries with their attributes needs some hundred MB for them.
+
+use gimli::constants::{
+    self, DW_AT_bit_size, DW_AT_byte_size, DW_AT_const_value, DW_AT_count, DW_AT_data_bit_offset,
+    DW_AT_data_member_location, DW_AT_declaration, DW_AT_encoding, DW_AT_language, DW_AT_name,
+    DW_AT_producer, DW_AT_prototyped, DW_AT_type, DW_FORM_data1, DW_FORM_data4,
+    DW_FORM_flag_present, DW_FORM_ref4, DW_FORM_sdata, DW_FORM_string, DW_FORM_strp, DwAt, DwAte,
+    DwForm, DwTag,
+};
+use introspect::kernel::btf::{Btf, Declaration, DeclaredMember, Encoding, Qualifier, TypeId};
+
+/// The version of DWARF.
+const VERSION: u16 = 4;
+/// The size of the unit's header in bytes, and of the length that begins it.
+const HEADER: usize = 11;
+const LENGTH: usize = 4;
+/// The size of an address in bytes.
+const ADDRESS: u8 = 8;
+
+/// An entry's shape: its tag, whether it has children, and its attributes. The number of its
+/// abbreviation is its place in [`SHAPES`], from 1 on.
+type Shape = (DwTag, bool, &'static [(DwAt, DwForm)]);
+
+const NAME: (DwAt, DwForm) = (DW_AT_name, DW_FORM_strp);
+const SIZE: (DwAt, DwForm) = (DW_AT_byte_size, DW_FORM_data4);
+const TYPE: (DwAt, DwForm) = (DW_AT_type, DW_FORM_ref4);
+const DECLARED: (DwAt, DwForm) = (DW_AT_declaration, DW_FORM_flag_present);
+
+#[derive(Debug, Clone, Copy)]
+enum Entry {
+    Unit,
+    Void,
+    Base,
+    Pointer,
+    Const,
+    Volatile,
+    Restrict,
+    Typedef,
+    Array,
+    Bounds,
+    NoBounds,
+    Struct,
+    AnonymousStruct,
+    Union,
+    AnonymousUnion,
+    StructDeclared,
+    UnionDeclared,
+    Member,
+    AnonymousMember,
+    BitField,
+    Enum,
+    AnonymousEnum,
+    Enumerator,
+    Prototype,
+    Parameter,
+    MoreParameters,
+}
+
+const SHAPES: [Shape; 26] = [
+    (
+        constants::DW_TAG_compile_unit,
+        true,
+        &[
+            (DW_AT_producer, DW_FORM_string),
+            (DW_AT_language, DW_FORM_data1),
+            (DW_AT_name, DW_FORM_string),
+        ],
+    ),
+    (
+        constants::DW_TAG_unspecified_type,
+        false,
+        &[(DW_AT_name, DW_FORM_string)],
+    ),
+    (
+        constants::DW_TAG_base_type,
+        false,
+        &[NAME, SIZE, (DW_AT_encoding, DW_FORM_data1)],
+    ),
+    (constants::DW_TAG_pointer_type, false, &[SIZE, TYPE]),
+    (constants::DW_TAG_const_type, false, &[TYPE]),
+    (constants::DW_TAG_volatile_type, false, &[TYPE]),
+    (constants::DW_TAG_restrict_type, false, &[TYPE]),
+    (constants::DW_TAG_typedef, false, &[NAME, TYPE]),
+    (constants::DW_TAG_array_type, true, &[TYPE]),
+    (
+        constants::DW_TAG_subrange_type,
+        false,
+        &[(DW_AT_count, DW_FORM_data4)],
+    ),
+    (constants::DW_TAG_subrange_type, false, &[]),
+    (constants::DW_TAG_structure_type, true, &[NAME, SIZE]),
+    (constants::DW_TAG_structure_type, true, &[SIZE]),
+    (constants::DW_TAG_union_type, true, &[NAME, SIZE]),
+    (constants::DW_TAG_union_type, true, &[SIZE]),
+    (constants::DW_TAG_structure_type, false, &[NAME, DECLARED]),
+    (constants::DW_TAG_union_type, false, &[NAME, DECLARED]),
+    (
+        constants::DW_TAG_member,
+        false,
+        &[NAME, TYPE, (DW_AT_data_member_location, DW_FORM_data4)],
+    ),
+    (
+        constants::DW_TAG_member,
+        false,
+        &[TYPE, (DW_AT_data_member_location, DW_FORM_data4)],
+    ),
+    (
+        constants::DW_TAG_member,
+        false,
+        &[
+            NAME,
+            TYPE,
+            (DW_AT_data_bit_offset, DW_FORM_data4),
+            (DW_AT_bit_size, DW_FORM_data1),
+        ],
+    ),
+    (constants::DW_TAG_enumeration_type, true, &[NAME, SIZE]),
+    (constants::DW_TAG_enumeration_type, true, &[SIZE]),
+    (
+        constants::DW_TAG_enumerator,
+        false,
+        &[NAME, (DW_AT_const_value, DW_FORM_sdata)],
+    ),
+    (
+        constants::DW_TAG_subroutine_type,
+        true,
+        &[(DW_AT_prototyped, DW_FORM_flag_present), TYPE],
+    ),
+    (constants::DW_TAG_formal_parameter, false, &[TYPE]),
+    (constants::DW_TAG_unspecified_parameters, false, &[]),
+];
+
+/// The sections.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Sections {
+    /// `.debug_info`.
+    pub(super) info: Vec<u8>,
+    /// `.debug_abbrev`.
+    pub(super) abbreviations: Vec<u8>,
+    /// `.debug_str`.
+    pub(super) strings: Vec<u8>,
+}
+
+/// Makes the sections of all types. Returns `None` if they are too large for 32-bit DWARF.
+pub(super) fn sections(btf: &Btf) -> Option<Sections> {
+    let mut strings = btf.names().to_vec();
+    // The last name may be cut off.
+    strings.push(0);
+    let mut writer = Writer {
+        btf,
+        info: vec![0; HEADER],
+        references: Vec::new(),
+        names: u32::try_from(strings.len()).ok()?,
+    };
+    writer.entry(Entry::Unit);
+    writer.text("exotrace");
+    writer.byte(u8::try_from(constants::DW_LANG_C99.0).ok()?);
+    writer.text("vmlinux");
+    let mut places = vec![u32::try_from(writer.info.len()).ok()?];
+    writer.entry(Entry::Void);
+    writer.text("void");
+    for number in 1..=u32::try_from(btf.len()).ok()? {
+        places.push(u32::try_from(writer.info.len()).ok()?);
+        if let Some(declaration) = btf.declaration(TypeId(number)) {
+            writer.add(&declaration);
+        }
+    }
+    writer.end();
+    Some(Sections {
+        info: writer.finish(&places)?,
+        abbreviations: abbreviations(),
+        strings,
+    })
+}
+
+struct Writer<'b> {
+    btf: &'b Btf,
+    info: Vec<u8>,
+    /// The places of references, and the types that they refer to.
+    references: Vec<(usize, TypeId)>,
+    /// The size of the names in bytes.
+    names: u32,
+}
+
+impl Writer<'_> {
+    fn entry(&mut self, entry: Entry) {
+        self.byte(entry as u8 + 1);
+    }
+
+    fn byte(&mut self, byte: u8) {
+        self.info.push(byte);
+    }
+
+    fn word(&mut self, word: u32) {
+        self.info.extend(word.to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.info.extend(text.as_bytes());
+        self.byte(0);
+    }
+
+    /// Adds a name. One outside of the section is the empty one.
+    fn name(&mut self, name: u32) {
+        self.word(if name < self.names { name } else { 0 });
+    }
+
+    /// Adds a reference, which [`finish`](Self::finish) fills in.
+    fn reference(&mut self, to: TypeId) {
+        self.references.push((self.info.len(), to));
+        self.word(0);
+    }
+
+    /// Adds a number in signed LEB128.
+    fn signed(&mut self, number: i64) {
+        let mut rest = number;
+        loop {
+            let byte = (rest & 0x7f) as u8;
+            rest >>= 7;
+            let is_last = rest == if byte & 0x40 == 0 { 0 } else { -1 };
+            self.byte(if is_last { byte } else { byte | 0x80 });
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Ends the children of an entry.
+    fn end(&mut self) {
+        self.byte(0);
+    }
+
+    /// Adds an entry whose name may be empty.
+    fn named(&mut self, name: u32, named: Entry, unnamed: Entry) {
+        match self.btf.is_unnamed(name) {
+            true => self.entry(unnamed),
+            false => {
+                self.entry(named);
+                self.name(name);
+            }
+        }
+    }
+
+    fn base(&mut self, name: u32, bytes: u32, encoding: DwAte) {
+        self.entry(Entry::Base);
+        self.name(name);
+        self.word(bytes);
+        self.byte(encoding.0);
+    }
+
+    fn add(&mut self, declaration: &Declaration) {
+        match declaration {
+            Declaration::Int {
+                name,
+                bytes,
+                encoding,
+            } => {
+                // As compilers describe bytes.
+                let encoding = match (encoding, bytes) {
+                    (Encoding::Bool, _) => constants::DW_ATE_boolean,
+                    (Encoding::Char, _) | (Encoding::Signed, 1) => constants::DW_ATE_signed_char,
+                    (Encoding::Unsigned, 1) => constants::DW_ATE_unsigned_char,
+                    (Encoding::Signed, _) => constants::DW_ATE_signed,
+                    (Encoding::Unsigned, _) => constants::DW_ATE_unsigned,
+                };
+                self.base(*name, *bytes, encoding);
+            }
+            Declaration::Float { name, bytes } => {
+                self.base(*name, *bytes, constants::DW_ATE_float);
+            }
+            Declaration::Pointer(to) => {
+                self.entry(Entry::Pointer);
+                self.word(u32::from(ADDRESS));
+                self.reference(*to);
+            }
+            Declaration::Qualified(qualifier, of) => {
+                self.entry(match qualifier {
+                    Qualifier::Const => Entry::Const,
+                    Qualifier::Volatile => Entry::Volatile,
+                    Qualifier::Restrict => Entry::Restrict,
+                });
+                self.reference(*of);
+            }
+            Declaration::Typedef { name, of } => {
+                self.entry(Entry::Typedef);
+                self.name(*name);
+                self.reference(*of);
+            }
+            Declaration::Array { element, elements } => {
+                self.entry(Entry::Array);
+                self.reference(*element);
+                match elements {
+                    0 => self.entry(Entry::NoBounds),
+                    elements => {
+                        self.entry(Entry::Bounds);
+                        self.word(*elements);
+                    }
+                }
+                self.end();
+            }
+            Declaration::Composite {
+                name,
+                is_union,
+                bytes,
+                members,
+            } => {
+                match is_union {
+                    true => self.named(*name, Entry::Union, Entry::AnonymousUnion),
+                    false => self.named(*name, Entry::Struct, Entry::AnonymousStruct),
+                }
+                self.word(*bytes);
+                members.iter().for_each(|member| self.member(member));
+                self.end();
+            }
+            Declaration::Forward { name, is_union } => {
+                self.entry(match is_union {
+                    true => Entry::UnionDeclared,
+                    false => Entry::StructDeclared,
+                });
+                self.name(*name);
+            }
+            Declaration::Enum {
+                name,
+                bytes,
+                enumerators,
+            } => {
+                self.named(*name, Entry::Enum, Entry::AnonymousEnum);
+                self.word(*bytes);
+                for (name, value) in enumerators {
+                    self.entry(Entry::Enumerator);
+                    self.name(*name);
+                    self.signed(*value);
+                }
+                self.end();
+            }
+            Declaration::Prototype {
+                returns,
+                parameters,
+                variadic,
+            } => {
+                self.entry(Entry::Prototype);
+                self.reference(*returns);
+                for parameter in parameters {
+                    self.entry(Entry::Parameter);
+                    self.reference(*parameter);
+                }
+                if *variadic {
+                    self.entry(Entry::MoreParameters);
+                }
+                self.end();
+            }
+            Declaration::Other => {}
+        }
+    }
+
+    fn member(&mut self, member: &DeclaredMember) {
+        if member.bits > 0 {
+            self.entry(Entry::BitField);
+            self.name(member.name);
+            self.reference(member.type_id);
+            self.word(member.bit_offset);
+            self.byte(u8::try_from(member.bits).unwrap_or(u8::MAX));
+            return;
+        }
+        self.named(member.name, Entry::Member, Entry::AnonymousMember);
+        self.reference(member.type_id);
+        self.word(member.bit_offset / 8);
+    }
+
+    /// Fills in the references and the header. `places` are those of the types, by number. A type
+    /// that is none, or whose chain has no end, is `void`.
+    fn finish(self, places: &[u32]) -> Option<Vec<u8>> {
+        let mut info = self.info;
+        let void = *places.first()?;
+        for (at, to) in self.references {
+            let to = self.btf.untagged(to).filter(|to| {
+                let declaration = self.btf.declaration(*to);
+                declaration.is_some_and(|of| of != Declaration::Other)
+            });
+            let place = to.and_then(|to| places.get(usize::try_from(to.0).ok()?));
+            let place = place.copied().unwrap_or(void);
+            info.get_mut(at..at + 4)?
+                .copy_from_slice(&place.to_le_bytes());
+        }
+        let length = u32::try_from(info.len() - LENGTH).ok()?;
+        let mut header = length.to_le_bytes().to_vec();
+        header.extend(VERSION.to_le_bytes());
+        // The abbreviations begin at 0.
+        header.extend(0u32.to_le_bytes());
+        header.push(ADDRESS);
+        info.get_mut(..HEADER)?.copy_from_slice(&header);
+        Some(info)
+    }
+}
+
+/// Returns `.debug_abbrev`. All numbers in it have 7 bits.
+fn abbreviations() -> Vec<u8> {
+    let mut section = Vec::new();
+    for (number, (tag, has_children, attributes)) in (1u8..).zip(SHAPES) {
+        section.push(number);
+        section.push(tag.0 as u8);
+        section.push(u8::from(has_children));
+        for (attribute, form) in attributes {
+            section.extend([attribute.0 as u8, form.0 as u8]);
+        }
+        section.extend([0, 0]);
+    }
+    section.push(0);
+    section
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use gimli::{AttributeValue, EndianSlice, LittleEndian, UnitOffset};
+
+    use super::*;
+
+    type Slice<'d> = EndianSlice<'d, LittleEndian>;
+
+    /// Names, and their offsets.
+    const NAMES: &[u8] = b"\0int\0pair\0a\0next\0self\0sign\0MINUS\0flags\0on\0u\0";
+    const INT: u32 = 1;
+    const PAIR: u32 = 5;
+    const A: u32 = 10;
+    const NEXT: u32 = 12;
+    const SELF: u32 = 17;
+    const SIGN: u32 = 22;
+    const MINUS: u32 = 27;
+    const FLAGS: u32 = 33;
+    const ON: u32 = 39;
+    const U: u32 = 42;
+
+    /// Returns the word with a type's kind (`BTF_KIND_*`), number of members and flag.
+    const fn info(kind: u32, members: u32, flag: bool) -> u32 {
+        (flag as u32) << 31 | kind << 24 | members
+    }
+
+    /// Returns BTF with types of these words.
+    fn btf(types: &[&[u32]], names: &[u8]) -> Btf {
+        let types: Vec<u8> = types
+            .concat()
+            .iter()
+            .flat_map(|w| w.to_le_bytes())
+            .collect();
+        let (length, strings) = (types.len() as u32, names.len() as u32);
+        let mut bytes = vec![0x9f, 0xeb, 1, 0];
+        for word in [24, 0, length, length, strings] {
+            bytes.extend(u32::to_le_bytes(word));
+        }
+        bytes.extend(types);
+        bytes.extend(names);
+        Btf::parse(&bytes).unwrap()
+    }
+
+    /// Returns a line for each entry: its depth, tag, and attributes. A type is shown by its name
+    /// or tag.
+    fn shown(sections: &Sections) -> Vec<String> {
+        let part = |id| -> Result<Slice<'_>, gimli::Error> {
+            Ok(EndianSlice::new(
+                match id {
+                    gimli::SectionId::DebugInfo => &sections.info,
+                    gimli::SectionId::DebugAbbrev => &sections.abbreviations,
+                    gimli::SectionId::DebugStr => &sections.strings,
+                    _ => &[],
+                },
+                LittleEndian,
+            ))
+        };
+        let dwarf = gimli::Dwarf::load(part).unwrap();
+        let header = dwarf.units().next().unwrap().unwrap();
+        let unit = dwarf.unit(header).unwrap();
+        let text = |value| {
+            dwarf
+                .attr_string(&unit, value)
+                .unwrap()
+                .to_string()
+                .unwrap()
+        };
+        let type_at = |at: UnitOffset| {
+            let entry = unit.entry(at).unwrap();
+            let name = entry.attr_value(constants::DW_AT_name);
+            name.map_or(entry.tag().to_string(), |name| text(name).to_owned())
+        };
+        let mut lines = Vec::new();
+        let mut entries = unit.entries();
+        while let Some(entry) = entries.next_dfs().unwrap() {
+            let depth = usize::try_from(entry.depth()).unwrap();
+            let mut line = " ".repeat(depth) + entry.tag().static_string().unwrap();
+            for attribute in entry.attrs() {
+                line += &match attribute.value() {
+                    AttributeValue::UnitRef(at) => format!(" -> {}", type_at(at)),
+                    AttributeValue::DebugStrRef(_) | AttributeValue::String(_) => {
+                        format!(" {:?}", text(attribute.value()))
+                    }
+                    AttributeValue::Encoding(encoding) => format!(" {encoding}"),
+                    AttributeValue::Language(language) => format!(" {language}"),
+                    value => match (value.sdata_value(), value.udata_value()) {
+                        (Some(number), _) => format!(" {number}"),
+                        (None, Some(number)) => format!(" {number}"),
+                        (None, None) => format!(" {}", attribute.name()),
+                    },
+                };
+            }
+            lines.push(line.replace("DW_TAG_", "").replace("DW_AT_", ""));
+        }
+        lines
+    }
+
+    #[test]
+    fn types_are_entries_of_one_unit() {
+        let types: &[&[u32]] = &[
+            &[INT, info(1, 0, false), 4, 1 << 24 | 32],
+            &[0, info(2, 0, false), 3],
+            &[PAIR, info(4, 2, false), 16, A, 6, 0, NEXT, 2, 64],
+            // A typedef of itself.
+            &[SELF, info(8, 0, false), 4],
+            &[SIGN, info(6, 1, true), 4, MINUS, u32::MAX],
+            // Behind a tag: int.
+            &[0, info(18, 0, false), 1],
+            &[0, info(4, 2, true), 4, FLAGS, 1, 0, ON, 1, 3 << 24 | 5],
+            &[0, info(3, 0, false), 0, 4, 1, 8],
+            &[0, info(13, 2, false), 0, 0, 2, 0, 0],
+            &[U, info(7, 0, true), 0],
+            &[0, info(10, 0, false), 9999],
+        ];
+        let found = shown(&sections(&btf(types, NAMES)).unwrap());
+        let expected = [
+            "compile_unit \"exotrace\" DW_LANG_C99 \"vmlinux\"",
+            " unspecified_type \"void\"",
+            " base_type \"int\" 4 DW_ATE_signed",
+            " pointer_type 8 -> pair",
+            " structure_type \"pair\" 16",
+            "  member \"a\" -> int 0",
+            "  member \"next\" -> pointer_type 8",
+            " typedef \"self\" -> void",
+            " enumeration_type \"sign\" 4",
+            "  enumerator \"MINUS\" -1",
+            " structure_type 4",
+            "  member \"flags\" -> int 0",
+            "  member \"on\" -> int 5 3",
+            " array_type -> void",
+            "  subrange_type 8",
+            " subroutine_type prototyped -> void",
+            "  formal_parameter -> pointer_type",
+            "  unspecified_parameters",
+            " union_type \"u\" declaration",
+            " const_type -> void",
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn names_that_are_cut_off_or_outside_are_read_as_far_as_they_go() {
+        let types: &[&[u32]] = &[
+            &[1, info(1, 0, false), 4, 32],
+            &[9999, info(1, 0, false), 4, 32],
+        ];
+        let found = shown(&sections(&btf(types, b"\0un")).unwrap());
+        let expected = [
+            " base_type \"un\" 4 DW_ATE_unsigned",
+            " base_type \"\" 4 DW_ATE_unsigned",
+        ];
+        assert_eq!(found.get(2..).unwrap(), expected);
+    }
+}
