@@ -13,6 +13,7 @@
 pub mod busy;
 pub mod command;
 pub mod compiled;
+pub mod crashes;
 pub mod crowd;
 pub mod data;
 pub mod hits;

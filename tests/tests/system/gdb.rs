@@ -1,12 +1,13 @@
 //! gdb(1) on a process of a guest, as a user runs it. Its scripts and what it has to print are
 //! data.
 
+use std::fs;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use support::command::{Running, World, executable, words};
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
-use support::{host, rich};
+use support::{crashes, host, rich};
 
 /// The commands before all others: gdb asks nobody, and looks for nothing elsewhere.
 const QUIET: [&str; 6] = [
@@ -271,6 +272,83 @@ fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
     machine.wait_until("shell", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("still=42")
     });
+    world.stop("g", machine);
+}
+
+/// Returns the frames that gdb has printed, without addresses, and with the guest's files named as
+/// this machine's.
+fn frames(printed: &str) -> Vec<String> {
+    let frames = printed.lines().filter_map(|line| {
+        let frame = line.strip_prefix("(gdb) ").unwrap_or(line);
+        frame.starts_with('#').then_some(frame)
+    });
+    let without_addresses = |frame: &str| {
+        let words = frame.split("0x").enumerate();
+        let words = words.map(|(number, text)| match number {
+            0 => text.to_owned(),
+            _ => format!(
+                "ADDRESS{}",
+                text.trim_start_matches(|c: char| c.is_ascii_hexdigit())
+            ),
+        });
+        words.collect::<String>().replace("target:", "")
+    };
+    frames.map(without_addresses).collect()
+}
+
+/// Returns the stack of a program that crashes on this machine, as gdb shows it.
+fn frames_here(world: &World, program: &str) -> Vec<String> {
+    let input = world.path("input");
+    fs::write(&input, "2\n").unwrap_or_else(|e| panic!("{e}"));
+    let mut gdb = Command::new("gdb");
+    gdb.env("HOME", world.path(""))
+        .args(["-q", "-nx", "-batch"]);
+    for command in QUIET {
+        gdb.args(["-ex", command]);
+    }
+    let run = format!("run < {}", input.display());
+    gdb.args(["-ex", &run, "-ex", "bt"]);
+    let ran = gdb.arg(crashes::programs().join(program)).output();
+    let ran = ran.unwrap_or_else(|e| panic!("gdb: {e}"));
+    let printed = String::from_utf8_lossy(&ran.stdout);
+    assert!(printed.contains("received signal SIGSEGV"), "{printed}");
+    frames(&printed)
+}
+
+/// The stack of a crash in a thread of a guest is what gdb shows of the same program on this
+/// machine: names, arguments, files and lines.
+#[test]
+fn crashes_of_programs_in_several_languages_have_their_stacks() {
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name g --restore");
+    line.push(crashes::snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    for (number, program) in crashes::PROGRAMS.iter().enumerate() {
+        let name = program.name;
+        let pipe = format!("/tmp/{name}");
+        machine.type_line(&format!("mkfifo {pipe}; {name} < {pipe} & exec 3> {pipe}"));
+        machine.wait_until("program", COMMAND_LIMIT, |stdout, _| {
+            stdout.matches("crash: ready").count() == number + 1
+        });
+        let mut gdb = gdb(&world, &format!("-p {name}"));
+        gdb.type_line("continue");
+        machine.type_line("echo 2 >&3");
+        gdb.wait_until("crash", COMMAND_LIMIT, |stdout, _| {
+            stdout.contains("received signal SIGSEGV")
+        });
+        let found = frames(&ask(&mut gdb, "bt"));
+        assert!(found.len() > 3, "{name}: {found:?}");
+        assert_eq!(found, frames_here(&world, name), "{name}");
+        ask(&mut gdb, "detach");
+        gdb.type_line("quit");
+        assert_eq!(gdb.finish(COMMAND_LIMIT).status, 0);
+        // The end of a program would interrupt the next command.
+        machine.type_line("wait; echo ended=$((6*7))");
+        machine.wait_until("end", COMMAND_LIMIT, |stdout, _| {
+            stdout.matches("ended=42").count() == number + 1
+        });
+    }
     world.stop("g", machine);
 }
 
