@@ -136,10 +136,10 @@ const KERNEL: Session = &[
         &["= \"swapper"],
     ),
     ("print (enum pid_type)1", &["= PIDTYPE_TGID"]),
-    ("print sizeof(struct page)", &["= 64"]),
+    ("print sizeof(struct list_head)", &["= 16"]),
     (
-        "print ((struct task_struct *)&init_task)->sched_class->enqueue_task",
-        &["<enqueue_task_idle>"],
+        "print ((struct task_struct *)&init_task)->sched_class->pick_next_task",
+        &["<pick_next_task_idle>"],
     ),
     ("thread find kthreadd", &["has extra info 'kthreadd (S)'"]),
     ("thread 3", &["[Switching to thread 3"]),
