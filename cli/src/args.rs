@@ -345,7 +345,7 @@ pub struct Stack {
 #[command(after_help = "\
 In gdb: target remote | exotrace gdb -p 22
 The kernel: target remote | exotrace gdb --kernel
-In lldb, with --listen /run/gdb.socket: process connect unix-connect:///run/gdb.socket
+In lldb, with --listen /run/gdb.socket: `target create PROGRAM`, then `process connect --plugin gdb-remote unix-connect:///run/gdb.socket`
 
 The whole machine is paused while the debugger holds the process. Programs and libraries are read from the guest's memory. The guest is \
 not changed without --write.")]
