@@ -15,6 +15,7 @@ const KERNEL: &str = "vmlinux";
 const SYSCALL: &str = "syscall";
 const TRACEPOINT: &str = "tracepoint";
 const UPROBE: &str = "uprobe";
+const WATCHPOINT: &str = "watchpoint";
 
 /// The start of the names of events at which system calls are entered.
 const SYS_ENTER: &str = "sys_enter_";
@@ -37,6 +38,10 @@ pub(crate) fn parts<'t>(parts: &[&'t str]) -> Option<Parts<'t>> {
         ["rawtracepoint" | "rt", event] => Some(["tracepoint", "", "", event]),
         ["rawtracepoint" | "rt", KERNEL, event] => Some(["tracepoint", "", "", event]),
         ["rawtracepoint" | "rt", system, event] => Some(["tracepoint", "", system, event]),
+        // One that waits for its program or not: here it does not wait for it in either case.
+        ["w" | "asyncwatchpoint" | "aw", address, length, mode] => {
+            Some([WATCHPOINT, address, length, mode])
+        }
         _ => None,
     }
 }
@@ -226,6 +231,16 @@ mod tests {
                 "ur:/bin/sh:main",
                 "uprobe:/bin/sh:main:return",
                 "uretprobe:/bin/sh:main",
+            ),
+            (
+                "asyncwatchpoint:jiffies_64:8:w",
+                "watchpoint:jiffies_64:8:w",
+                "watchpoint:jiffies_64:8:w",
+            ),
+            (
+                "w:0xffffffff82000000:4:rw",
+                "watchpoint:0xffffffff82000000:4:rw",
+                "watchpoint:0xffffffff82000000:4:rw",
             ),
         ] {
             let pattern = ProbePattern::parse(text).unwrap();

@@ -165,7 +165,7 @@ pub const FUNCTIONS: &[Signature] = {
         ),
         statement(
             "unwatch(address)",
-            F::Refused("there are no watchpoints"),
+            F::Refused("a watchpoint stays as long as its script"),
             (1, 1),
             Any,
         ),
