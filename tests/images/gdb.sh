@@ -114,7 +114,7 @@ continue
 bt 4
 detach
 COMMANDS
-grep -q ' in do_syscall_64 ()$' gdb.txt || fail "no stack of the kernel"
+grep -q ' in do_syscall_64 (' gdb.txt || fail "no stack of the kernel"
 grep -q '= "swapper/0' gdb.txt && grep -q 'struct list_head \*next;' gdb.txt || fail "no types of the kernel"
 grep -q '.text.cryptd$' gdb.txt || fail "no symbols of a module"
 grep -q '^Hardware watchpoint 3: ' gdb.txt || fail "not stopped at a write of the kernel"

@@ -8,8 +8,8 @@ mod shop {
         #[inline(never)]
         pub fn total(&self, key: usize) -> u64 {
             let (_, count) = &self.orders[key];
-            // SAFETY: the address is aligned. Where nothing is mapped, the program crashes, as it is
-            // meant to.
+            // SAFETY: the address is aligned. Where nothing is mapped, the program crashes, as
+            // it is meant to.
             unsafe { *(*count as *const u64) + 1 }
         }
     }

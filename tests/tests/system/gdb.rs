@@ -123,7 +123,7 @@ const CRASHES: Session = &[
 
 /// The kernel, without a file of it, and one of its modules.
 const KERNEL: Session = &[
-    ("info threads", &["kthreadd (S)", " in __schedule ()"]),
+    ("info threads", &["kthreadd (S)", " in __schedule ("]),
     ("info symbol brd_submit_bio", &["in section .text.brd"]),
     ("x/s &linux_banner", &["Linux version "]),
     ("print *(long *)&jiffies > 0", &["= 1"]),
@@ -145,10 +145,10 @@ const KERNEL: Session = &[
     ("thread 3", &["[Switching to thread 3"]),
     (
         "bt",
-        &[" in __schedule ()", " in schedule ()", " in kthreadd ()"],
+        &[" in __schedule (", " in schedule (", " in kthreadd ("],
     ),
     ("print $rax", &["= <unavailable>"]),
-    ("up", &[" in schedule ()"]),
+    ("up", &[" in schedule ("]),
     ("print $rbx", &["= <not saved>"]),
     ("tbreak *vfs_write", &["Temporary breakpoint 1 at"]),
     // Within an instruction.
@@ -162,9 +162,10 @@ const IN_KERNEL: Session = &[
     (
         "bt",
         &[
-            " in vfs_write ()",
-            " in ksys_write ()",
-            " in do_syscall_64 ()",
+            " vfs_write (file=0x",
+            ", count=",
+            " in ksys_write (fd=",
+            " in do_syscall_64 (",
             "<signal handler called>",
             " in ?? ()",
         ],
@@ -172,8 +173,13 @@ const IN_KERNEL: Session = &[
     ("delete", &[]),
     ("set $from = $rsp", &[]),
     ("print *(char *)$rsi != 0", &["= 1"]),
-    ("stepi", &[" in vfs_write ()"]),
-    ("finish", &[" in ksys_write ()"]),
+    ("print count > 0 && file->f_path.dentry != 0", &["= 1"]),
+    ("print *file->f_op", &["<"]),
+    ("stepi", &[" in vfs_write ("]),
+    (
+        "finish",
+        &[" in ksys_write (", "Value returned is $", " = "],
+    ),
     ("print $rsp == $from + 8", &["= 1"]),
     ("set var *(long *)&jiffies = 5", &["Cannot access memory"]),
     ("detach", &["detached"]),

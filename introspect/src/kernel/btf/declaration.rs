@@ -73,12 +73,19 @@ pub enum Declaration {
     Prototype {
         /// The type of the result.
         returns: TypeId,
-        /// The types of the parameters, in order.
-        parameters: Vec<TypeId>,
+        /// The names and types of the parameters, in order.
+        parameters: Vec<(u32, TypeId)>,
         /// Whether more arguments may follow (`...`).
         variadic: bool,
     },
-    /// Something that is no type of C: a function, a variable, a section, a tag.
+    /// A function, which is no type.
+    Function {
+        /// The name.
+        name: u32,
+        /// Its type.
+        prototype: TypeId,
+    },
+    /// Something else that is no type of C: a variable, a section, a tag.
     Other,
 }
 
@@ -221,11 +228,15 @@ impl Btf {
                 let variadic = parameters.pop_if(|last| *last == (0, TypeId(0))).is_some();
                 Declaration::Prototype {
                     returns: TypeId(word),
-                    parameters: parameters.into_iter().map(|(_, of)| of).collect(),
+                    parameters,
                     variadic,
                 }
             }
-            Kind::Function | Kind::Variable | Kind::DataSection | Kind::DeclTag | Kind::TypeTag => {
+            Kind::Function => Declaration::Function {
+                name,
+                prototype: TypeId(word),
+            },
+            Kind::Variable | Kind::DataSection | Kind::DeclTag | Kind::TypeTag => {
                 Declaration::Other
             }
         })

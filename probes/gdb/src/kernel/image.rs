@@ -1,6 +1,6 @@
 //! The running kernel as a file for the debugger: an executable without contents, with sections
 //! where the kernel and its modules are, their symbols, the call frames of their functions, and the
-//! kernel's types.
+//! kernel's types and arguments.
 //!
 //! It is made of what the guest's memory tells, so it fits a kernel of which nobody has a file.
 //! All addresses are those of the running kernel.
@@ -181,6 +181,7 @@ pub(super) fn make(
         (".debug_info", 1, types.info),
         (".debug_abbrev", 1, types.abbreviations),
         (".debug_str", 1, types.strings),
+        (".debug_loc", 1, types.places),
     ] {
         if data.is_empty() {
             continue;

@@ -5,6 +5,7 @@
 //! has those that the scheduler has kept for it. Addresses of programs are those of the selected
 //! task.
 
+mod arguments;
 mod boundary;
 mod call_frames;
 mod image;
@@ -13,16 +14,22 @@ mod types;
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use introspect::kernel::btf::Kind;
 use introspect::kernel::loaded_modules::LoadedModules;
+use introspect::kernel::symbols::Function;
 use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::SavedRegisters;
 use introspect::system::PausedSystem;
 use introspect::x86_64::{CpuState, GeneralRegisters, paging};
 use introspect::{Gva, MemoryView};
 use probes::engine::Filter;
+use probes::kernel_view::KernelView;
 use probes::name::ProbeName;
 use probes::probe::{Moment, Probe, Target};
 use probes::provider::{Traceable, kprobe};
+
+use arguments::Arguments;
+use types::{Code, Sections};
 
 use crate::reader::Reader;
 use crate::registers::ThreadRegisters;
@@ -251,6 +258,7 @@ impl Subject for Kernel<'_> {
         let symbols = &view.kernel.symbols;
         let read = |at, piece: &mut [u8]| self.read(0, at, piece).unwrap_or_default();
         let switches = image::switches(symbols, read);
+        let types = self.types(view);
         let loaded = self.modules()?;
         let image = self.reader.look(|look| {
             let tables = self.reader.with_unwinder(&look, |unwinder| {
@@ -266,7 +274,6 @@ impl Subject for Kernel<'_> {
                 told.filter_map(Result::ok).collect::<Vec<_>>()
             })?;
             let listed = look.modules()?.items;
-            let types = view.kernel.btf().and_then(types::sections);
             Ok::<_, DebugError>(image::make(
                 symbols, &listed, &loaded, &tables, &switches, types,
             ))
@@ -286,6 +293,59 @@ impl Subject for Kernel<'_> {
 
     fn link(&self, _: &[u8]) -> Option<Vec<u8>> {
         None
+    }
+}
+
+impl Kernel<'_> {
+    /// Returns the kernel's types and functions for the debugger, as far as they are known.
+    fn types(&self, view: &KernelView) -> Option<Sections> {
+        let btf = view.kernel.btf()?;
+        let text = view.text().ok()?;
+        let mut arguments = Arguments::new();
+        let mut ahead = ReadAhead::default();
+        let code = |function: Function<'_>| {
+            let (start, size) = (function.symbol.address, function.size);
+            // Of several functions of one name, BTF has one: nobody knows which.
+            let mut named = view.kernel.symbols.all_of(function.symbol.name);
+            if size == 0 || named.nth(1).is_some() || !text.contains(&start) {
+                return None;
+            }
+            let read = |at, piece: &mut [u8]| self.read(0, at, piece).unwrap_or_default();
+            let first = ahead.at(start, arguments::MOST, read);
+            Some(Code {
+                id: btf.find(function.symbol.name, &[Kind::Function])?,
+                start,
+                size,
+                kept: arguments.kept_until(first, start),
+            })
+        };
+        let functions: Vec<Code> = view.text_functions().filter_map(code).collect();
+        types::sections(btf, text.clone(), &functions)
+    }
+}
+
+/// Bytes of ascending addresses, read in large pieces.
+#[derive(Default)]
+struct ReadAhead {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl ReadAhead {
+    /// Returns `length` bytes at an address, or those that are there. `read` reads memory, and
+    /// returns the number of bytes.
+    fn at(&mut self, address: u64, length: usize, read: impl Fn(u64, &mut [u8]) -> usize) -> &[u8] {
+        /// The size of a piece in bytes.
+        const PIECE: usize = 1 << 20;
+        let offset = |start: u64| usize::try_from(address.wrapping_sub(start)).unwrap_or(PIECE);
+        if self.bytes.len().saturating_sub(offset(self.start)) < length {
+            self.start = address;
+            self.bytes.resize(PIECE, 0);
+            let read = read(address, &mut self.bytes);
+            self.bytes.truncate(read);
+        }
+        let rest = self.bytes.get(offset(self.start)..).unwrap_or_default();
+        rest.get(..length).unwrap_or(rest)
     }
 }
 

@@ -1,16 +1,19 @@
-//! The kernel's types (BTF) as the debugger reads them: `.debug_info`, `.debug_abbrev` and
-//! `.debug_str` of DWARF 4.
+//! The kernel's types and functions (BTF) as the debugger reads them: `.debug_info`,
+//! `.debug_abbrev`, `.debug_str` and `.debug_loc` of DWARF 4.
 //!
-//! All types are entries of one unit, in their order. `.debug_str` is the section of names of the
+//! All types are entries of one unit, in their order; functions follow. Their arguments have places
+//! in the first instructions alone, as long as these are sure to keep them. `.debug_str` is the section of names of the
 //! BTF itself. Written by hand, because each entry has one of a few shapes: a library that keeps
 //! half a million entries with their attributes needs some hundred MB for them.
 
+use std::ops::Range;
+
 use gimli::constants::{
     self, DW_AT_bit_size, DW_AT_byte_size, DW_AT_const_value, DW_AT_count, DW_AT_data_bit_offset,
-    DW_AT_data_member_location, DW_AT_declaration, DW_AT_encoding, DW_AT_language, DW_AT_name,
-    DW_AT_producer, DW_AT_prototyped, DW_AT_type, DW_FORM_data1, DW_FORM_data4,
-    DW_FORM_flag_present, DW_FORM_ref4, DW_FORM_sdata, DW_FORM_string, DW_FORM_strp, DwAt, DwAte,
-    DwForm, DwTag,
+    DW_AT_data_member_location, DW_AT_declaration, DW_AT_encoding, DW_AT_high_pc, DW_AT_language,
+    DW_AT_location, DW_AT_low_pc, DW_AT_name, DW_AT_producer, DW_AT_prototyped, DW_AT_type,
+    DW_FORM_addr, DW_FORM_data1, DW_FORM_data4, DW_FORM_flag_present, DW_FORM_ref4, DW_FORM_sdata,
+    DW_FORM_sec_offset, DW_FORM_string, DW_FORM_strp, DwAt, DwAte, DwForm, DwTag,
 };
 use introspect::kernel::btf::{Btf, Declaration, DeclaredMember, Encoding, Qualifier, TypeId};
 
@@ -59,9 +62,12 @@ enum Entry {
     Prototype,
     Parameter,
     MoreParameters,
+    Function,
+    Argument,
+    LostArgument,
 }
 
-const SHAPES: [Shape; 26] = [
+const SHAPES: [Shape; 29] = [
     (
         constants::DW_TAG_compile_unit,
         true,
@@ -69,6 +75,8 @@ const SHAPES: [Shape; 26] = [
             (DW_AT_producer, DW_FORM_string),
             (DW_AT_language, DW_FORM_data1),
             (DW_AT_name, DW_FORM_string),
+            (DW_AT_low_pc, DW_FORM_addr),
+            (DW_AT_high_pc, DW_FORM_data4),
         ],
     ),
     (
@@ -133,7 +141,41 @@ const SHAPES: [Shape; 26] = [
     ),
     (constants::DW_TAG_formal_parameter, false, &[TYPE]),
     (constants::DW_TAG_unspecified_parameters, false, &[]),
+    (
+        constants::DW_TAG_subprogram,
+        true,
+        &[
+            NAME,
+            (DW_AT_low_pc, DW_FORM_addr),
+            (DW_AT_high_pc, DW_FORM_data4),
+            (DW_AT_prototyped, DW_FORM_flag_present),
+            TYPE,
+        ],
+    ),
+    (
+        constants::DW_TAG_formal_parameter,
+        false,
+        &[NAME, TYPE, (DW_AT_location, DW_FORM_sec_offset)],
+    ),
+    (constants::DW_TAG_formal_parameter, false, &[NAME, TYPE]),
 ];
+
+/// DWARF's operations for the registers of arguments, in their order: RDI, RSI, RDX, RCX, R8, R9
+/// (System V ABI for x86-64, 3.2.3 and figure 3.36).
+const ARGUMENTS: [u8; 6] = [0x55, 0x54, 0x51, 0x52, 0x58, 0x59];
+
+/// A function of the kernel's image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Code {
+    /// The number of its entry in the BTF.
+    pub(super) id: TypeId,
+    /// The first address.
+    pub(super) start: u64,
+    /// Size in bytes.
+    pub(super) size: u64,
+    /// The address behind the instructions before which all arguments are in their registers.
+    pub(super) kept: u64,
+}
 
 /// The sections.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -144,16 +186,21 @@ pub(super) struct Sections {
     pub(super) abbreviations: Vec<u8>,
     /// `.debug_str`.
     pub(super) strings: Vec<u8>,
+    /// `.debug_loc`.
+    pub(super) places: Vec<u8>,
 }
 
-/// Makes the sections of all types. Returns `None` if they are too large for 32-bit DWARF.
-pub(super) fn sections(btf: &Btf) -> Option<Sections> {
+/// Makes the sections of all types, and of functions in the kernel's `text`. Returns `None` if they
+/// are too large for 32-bit DWARF.
+pub(super) fn sections(btf: &Btf, text: Range<u64>, functions: &[Code]) -> Option<Sections> {
     let mut strings = btf.names().to_vec();
     // The last name may be cut off.
     strings.push(0);
     let mut writer = Writer {
         btf,
         info: vec![0; HEADER],
+        places: Vec::new(),
+        base: text.start,
         references: Vec::new(),
         names: u32::try_from(strings.len()).ok()?,
     };
@@ -161,6 +208,8 @@ pub(super) fn sections(btf: &Btf) -> Option<Sections> {
     writer.text("exotrace");
     writer.byte(u8::try_from(constants::DW_LANG_C99.0).ok()?);
     writer.text("vmlinux");
+    writer.long(text.start);
+    writer.word(u32::try_from(text.end.checked_sub(text.start)?).ok()?);
     let mut places = vec![u32::try_from(writer.info.len()).ok()?];
     writer.entry(Entry::Void);
     writer.text("void");
@@ -170,8 +219,12 @@ pub(super) fn sections(btf: &Btf) -> Option<Sections> {
             writer.add(&declaration);
         }
     }
+    for function in functions {
+        writer.function(function)?;
+    }
     writer.end();
     Some(Sections {
+        places: std::mem::take(&mut writer.places),
         info: writer.finish(&places)?,
         abbreviations: abbreviations(),
         strings,
@@ -181,6 +234,10 @@ pub(super) fn sections(btf: &Btf) -> Option<Sections> {
 struct Writer<'b> {
     btf: &'b Btf,
     info: Vec<u8>,
+    /// The section of places.
+    places: Vec<u8>,
+    /// The address to which its addresses are relative.
+    base: u64,
     /// The places of references, and the types that they refer to.
     references: Vec<(usize, TypeId)>,
     /// The size of the names in bytes.
@@ -197,6 +254,10 @@ impl Writer<'_> {
     }
 
     fn word(&mut self, word: u32) {
+        self.info.extend(word.to_le_bytes());
+    }
+
+    fn long(&mut self, word: u64) {
         self.info.extend(word.to_le_bytes());
     }
 
@@ -345,7 +406,7 @@ impl Writer<'_> {
             } => {
                 self.entry(Entry::Prototype);
                 self.reference(*returns);
-                for parameter in parameters {
+                for (_, parameter) in parameters {
                     self.entry(Entry::Parameter);
                     self.reference(*parameter);
                 }
@@ -354,8 +415,67 @@ impl Writer<'_> {
                 }
                 self.end();
             }
-            Declaration::Other => {}
+            Declaration::Function { .. } | Declaration::Other => {}
         }
+    }
+
+    /// Adds a function. One that is none in the BTF is left out.
+    fn function(&mut self, code: &Code) -> Option<()> {
+        let Some(Declaration::Function { name, prototype }) = self.btf.declaration(code.id) else {
+            return Some(());
+        };
+        let Some(Declaration::Prototype {
+            returns,
+            parameters,
+            variadic,
+        }) = self.btf.declaration(prototype)
+        else {
+            return Some(());
+        };
+        self.entry(Entry::Function);
+        self.name(name);
+        self.long(code.start);
+        self.word(u32::try_from(code.size).ok()?);
+        self.reference(returns);
+        let mut registers = ARGUMENTS.into_iter();
+        for (name, parameter) in parameters {
+            let register = match self.btf.size(parameter) {
+                Some(..=8) => registers.next(),
+                // In two registers, if there are two.
+                Some(9..=16) => {
+                    registers.nth(1);
+                    None
+                }
+                // On the stack.
+                _ => None,
+            };
+            self.entry(match register {
+                Some(_) => Entry::Argument,
+                None => Entry::LostArgument,
+            });
+            self.name(name);
+            self.reference(parameter);
+            if let Some(register) = register {
+                self.word(u32::try_from(self.places.len()).ok()?);
+                self.place(code, register);
+            }
+        }
+        if variadic {
+            self.entry(Entry::MoreParameters);
+        }
+        self.end();
+        Some(())
+    }
+
+    /// Adds a list of places: the register as long as the arguments are kept.
+    fn place(&mut self, code: &Code, register: u8) {
+        for address in [code.start, code.kept] {
+            let relative = address.wrapping_sub(self.base);
+            self.places.extend(relative.to_le_bytes());
+        }
+        self.places.extend(1u16.to_le_bytes());
+        self.places.push(register);
+        self.places.extend([0; 16]);
     }
 
     fn member(&mut self, member: &DeclaredMember) {
@@ -380,7 +500,10 @@ impl Writer<'_> {
         for (at, to) in self.references {
             let to = self.btf.untagged(to).filter(|to| {
                 let declaration = self.btf.declaration(*to);
-                declaration.is_some_and(|of| of != Declaration::Other)
+                let is_none = |of: &Declaration| {
+                    matches!(of, Declaration::Other | Declaration::Function { .. })
+                };
+                declaration.is_some_and(|of| !is_none(&of))
             });
             let place = to.and_then(|to| places.get(usize::try_from(to.0).ok()?));
             let place = place.copied().unwrap_or(void);
@@ -422,6 +545,14 @@ mod tests {
     use super::*;
 
     type Slice<'d> = EndianSlice<'d, LittleEndian>;
+
+    const TEXT: Range<u64> = 0x1000..0x3000;
+    const FALL: Code = Code {
+        id: TypeId(12),
+        start: 0x2000,
+        size: 64,
+        kept: 0x2005,
+    };
 
     /// Names, and their offsets.
     const NAMES: &[u8] = b"\0int\0pair\0a\0next\0self\0sign\0MINUS\0flags\0on\0u\0";
@@ -467,6 +598,7 @@ mod tests {
                     gimli::SectionId::DebugInfo => &sections.info,
                     gimli::SectionId::DebugAbbrev => &sections.abbreviations,
                     gimli::SectionId::DebugStr => &sections.strings,
+                    gimli::SectionId::DebugLoc => &sections.places,
                     _ => &[],
                 },
                 LittleEndian,
@@ -498,6 +630,18 @@ mod tests {
                     AttributeValue::DebugStrRef(_) | AttributeValue::String(_) => {
                         format!(" {:?}", text(attribute.value()))
                     }
+                    AttributeValue::Addr(address) => format!(" {address:#x}"),
+                    AttributeValue::LocationListsRef(at) => {
+                        let mut places = dwarf.raw_locations(&unit, at).unwrap();
+                        let place = places.next().unwrap().unwrap();
+                        let gimli::RawLocListEntry::AddressOrOffsetPair { begin, end, data } =
+                            place
+                        else {
+                            panic!("{place:?}")
+                        };
+                        assert!(places.next().unwrap().is_none());
+                        format!(" {begin:#x}..{end:#x} {:x}", data.0.slice()[0])
+                    }
                     AttributeValue::Encoding(encoding) => format!(" {encoding}"),
                     AttributeValue::Language(language) => format!(" {language}"),
                     value => match (value.sdata_value(), value.udata_value()) {
@@ -528,10 +672,12 @@ mod tests {
             &[0, info(13, 2, false), 0, 0, 2, 0, 0],
             &[U, info(7, 0, true), 0],
             &[0, info(10, 0, false), 9999],
+            // The function of the prototype.
+            &[NEXT, info(12, 1, false), 9],
         ];
-        let found = shown(&sections(&btf(types, NAMES)).unwrap());
+        let found = shown(&sections(&btf(types, NAMES), TEXT, &[FALL]).unwrap());
         let expected = [
-            "compile_unit \"exotrace\" DW_LANG_C99 \"vmlinux\"",
+            "compile_unit \"exotrace\" DW_LANG_C99 \"vmlinux\" 0x1000 8192",
             " unspecified_type \"void\"",
             " base_type \"int\" 4 DW_ATE_signed",
             " pointer_type 8 -> pair",
@@ -551,6 +697,9 @@ mod tests {
             "  unspecified_parameters",
             " union_type \"u\" declaration",
             " const_type -> void",
+            " subprogram \"next\" 0x2000 64 prototyped -> void",
+            "  formal_parameter \"\" -> pointer_type 0x1000..0x1005 55",
+            "  unspecified_parameters",
         ];
         assert_eq!(found, expected);
     }
@@ -561,7 +710,7 @@ mod tests {
             &[1, info(1, 0, false), 4, 32],
             &[9999, info(1, 0, false), 4, 32],
         ];
-        let found = shown(&sections(&btf(types, b"\0un")).unwrap());
+        let found = shown(&sections(&btf(types, b"\0un"), TEXT, &[]).unwrap());
         let expected = [
             " base_type \"un\" 4 DW_ATE_unsigned",
             " base_type \"\" 4 DW_ATE_unsigned",
