@@ -26,7 +26,8 @@ impl Arguments {
     /// arguments in their registers. `code` is its first bytes, which may be none.
     ///
     /// It ends at the first instruction that changes one, or that may go elsewhere: a later one may
-    /// come back. A call at the very start is that of the kernel's function tracer, which keeps them.
+    /// come back. A call at the very start is that of the kernel's function tracer, which keeps
+    /// them.
     pub(super) fn kept_until(&mut self, code: &[u8], start: u64) -> u64 {
         let code = code.get(..MOST).unwrap_or(code);
         let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);

@@ -1,10 +1,10 @@
 //! The kernel's types and functions (BTF) as the debugger reads them: `.debug_info`,
 //! `.debug_abbrev`, `.debug_str` and `.debug_loc` of DWARF 4.
 //!
-//! All types are entries of one unit, in their order; functions follow. Their arguments have places
-//! in the first instructions alone, as long as these are sure to keep them. `.debug_str` is the section of names of the
-//! BTF itself. Written by hand, because each entry has one of a few shapes: a library that keeps
-//! half a million entries with their attributes needs some hundred MB for them.
+//! All types are entries of one unit, in their order; functions follow. Arguments have places in a
+//! function's first instructions alone, as long as these are sure to keep them. `.debug_str` is the
+//! section of names of the BTF itself. Written by hand, because each entry has one of a few shapes:
+//! a library that keeps half a million entries with their attributes needs some hundred MB.
 
 use std::ops::Range;
 
