@@ -1,6 +1,6 @@
 //! The iterations over the paused guest: `iter:task` and others.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::atomic::Ordering;
 
 use introspect::Gva;
@@ -22,6 +22,10 @@ use crate::value::Value;
 
 /// The first address of the kernel's half (x86-64).
 const KERNEL_HALF: u64 = 1 << 63;
+
+/// The largest number of runs of a script's rules: a guest may claim any number of mappings, and is
+/// paused meanwhile.
+const MOST_RUNS: u64 = 1 << 21;
 
 /// A rule of an iteration, compiled.
 pub(super) struct Iterated {
@@ -203,6 +207,7 @@ pub(super) fn visit(
                 unwinder: OnceCell::new(),
             },
             shared,
+            left: Cell::new(MOST_RUNS),
             unix_ns: clock.unix_ns(vmm::host_tsc()),
         };
         visited = rules.iter().try_for_each(|rule| {
@@ -222,6 +227,8 @@ fn is_over(shared: &Shared) -> bool {
 struct Visitor<'v> {
     stacks: Stacks<'v>,
     shared: &'v Shared,
+    /// The number of runs that are left.
+    left: Cell<u64>,
     unix_ns: u64,
 }
 
@@ -238,20 +245,20 @@ impl Visitor<'_> {
         let tasks = tasks.map_err(|lost| why(&lost))?;
         for task in tasks.complete().map_err(|lost| why(&lost))? {
             match rule.iteration {
-                Iteration::Task => self.at(rule, &task, [0; 2], each),
+                Iteration::Task => self.at(rule, &task, [0; 2], each)?,
                 Iteration::TaskFile => {
                     let files = system.open_files(&task).map_err(|lost| why(&lost))?;
                     self.note(files.error.is_some());
                     for open in files.items {
                         let members = [open.number.into(), open.file.address.0];
-                        self.at(rule, &task, members, each);
+                        self.at(rule, &task, members, each)?;
                     }
                 }
                 Iteration::TaskVma => {
                     let areas = system.vmas(&task).map_err(|lost| why(&lost))?;
                     self.note(areas.error.is_some());
                     for area in areas.items {
-                        self.at(rule, &task, [area.address.0, 0], each);
+                        self.at(rule, &task, [area.address.0, 0], each)?;
                     }
                 }
             }
@@ -272,10 +279,13 @@ impl Visitor<'_> {
         task: &TaskInfo,
         members: [u64; 2],
         each: &mut dyn FnMut(Output),
-    ) {
+    ) -> Result<(), String> {
         if is_over(self.shared) {
-            return;
+            return Ok(());
         }
+        let left = self.left.get().checked_sub(1);
+        let refused = || format!("more than {MOST_RUNS} runs: refused");
+        self.left.set(left.ok_or_else(refused)?);
         let system = &self.stacks.system;
         let context = AtTask {
             unix_ns: self.unix_ns,
@@ -296,5 +306,6 @@ impl Visitor<'_> {
                 .into_iter()
                 .for_each(&mut *each);
         }
+        Ok(())
     }
 }
