@@ -1,7 +1,7 @@
 //! The iterations over what the guest has, as bpftrace names them (`iter:task`), and the members of
 //! `ctx` in their rules.
 
-/// What a rule is run for, once each, while the guest is paused.
+/// The kinds of things of a paused guest for each of which a rule runs once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Iteration {
     /// Each thread.
