@@ -98,13 +98,16 @@ fuzz_target!(|bytes: &[u8]| {
         };
         match Prepared::new(&script, &options, &Anybody, &Anybody, 2, clock) {
             Ok(prepared) => {
-                prepared.run_alone(&mut |output| {
+                let ran = prepared.run_alone(None, &mut |output| {
                     let _ = text::render(&output, dialect, &Anybody);
                     let _ = json::render(&output, dialect, &Anybody);
                     if let Output::Map { snapshot, .. } = &output {
                         let _ = collapsed::render(snapshot, &Anybody);
                     }
                 });
+                if let Err(refused) = ran {
+                    assert!(!refused.to_string().is_empty());
+                }
             }
             Err(wrong) => shown(&wrong),
         }
