@@ -20,7 +20,7 @@ use crate::subject::DebugError;
 
 /// The time that a client has to take an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The size in bytes of the buffer for packets in both directions, which the client is told.
+/// The size in bytes of the buffer for packets in both directions, reported to the client.
 const PACKET: usize = 1 << 16;
 /// The number of bytes that are read at once.
 const PIECE: usize = 4096;

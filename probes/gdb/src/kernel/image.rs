@@ -18,6 +18,7 @@ use object::build::elf::{Builder, Header, SectionData, SectionId};
 use object::elf;
 
 use super::call_frames::CallFrames;
+use super::text::Text;
 use super::types::Sections;
 
 /// The section of a range of addresses.
@@ -70,39 +71,11 @@ const SWITCHERS: [&str; 3] = [
     "asm_call_irq_on_stack",
     "asm_call_sysvec_on_stack",
 ];
-/// The number of bytes of text that are read at once.
-const PIECE: usize = 1 << 20;
-/// The largest size in bytes of the kernel's text that is searched.
-const MOST_TEXT: u64 = 256 << 20;
 
-/// Returns the ascending addresses at which the kernel changes to another stack. `read` reads its
-/// memory, and returns the number of bytes.
-pub(super) fn switches(symbols: &Symbols, read: impl Fn(u64, &mut [u8]) -> usize) -> Vec<u64> {
+/// Returns the ascending addresses at which the kernel changes to another stack.
+pub(super) fn switches(symbols: &Symbols, text: &Text) -> Vec<u64> {
     let named = SWITCHERS.iter().filter_map(|name| symbols.address_of(name));
-    let mut found: Vec<u64> = named.collect();
-    let address = |name: &str| symbols.address_of(name);
-    let (Some(start), Some(end)) = (address("_stext"), address("_etext")) else {
-        return found;
-    };
-    let end = end.min(start.saturating_add(MOST_TEXT));
-    let mut piece = vec![0; PIECE];
-    let mut at = start;
-    while at < end {
-        let read = read(at, &mut piece);
-        let bytes = piece.get(..read).unwrap_or_default();
-        let places = bytes.windows(SWITCH.len()).zip(at..);
-        found.extend(
-            places
-                .filter(|(bytes, _)| *bytes == SWITCH)
-                .map(|(_, at)| at),
-        );
-        // The next piece begins with what may be the first part of one.
-        let overlap = SWITCH.len() - 1;
-        match read.checked_sub(overlap).filter(|read| *read > 0) {
-            Some(read) => at += read as u64,
-            None => break,
-        }
-    }
+    let mut found: Vec<u64> = named.chain(text.find(&SWITCH)).collect();
     found.sort_unstable();
     found.dedup();
     found

@@ -9,6 +9,7 @@ mod arguments;
 mod boundary;
 mod call_frames;
 mod image;
+mod text;
 mod types;
 
 use std::cell::RefCell;
@@ -29,6 +30,7 @@ use probes::probe::{Moment, Probe, Target};
 use probes::provider::{Traceable, kprobe};
 
 use arguments::Arguments;
+use text::Text;
 use types::{Code, Sections};
 
 use crate::reader::Reader;
@@ -256,9 +258,12 @@ impl Subject for Kernel<'_> {
         }
         let view = self.guest().view();
         let symbols = &view.kernel.symbols;
-        let read = |at, piece: &mut [u8]| self.read(0, at, piece).unwrap_or_default();
-        let switches = image::switches(symbols, read);
-        let types = self.types(view);
+        let range = view.text().unwrap_or_default();
+        let text = Text::read(&range, |at, piece| {
+            self.read(0, at, piece).unwrap_or_default()
+        });
+        let switches = image::switches(symbols, &text);
+        let types = types_of(view, &text);
         let loaded = self.modules()?;
         let image = self.reader.look(|look| {
             let tables = self.reader.with_unwinder(&look, |unwinder| {
@@ -296,57 +301,28 @@ impl Subject for Kernel<'_> {
     }
 }
 
-impl Kernel<'_> {
-    /// Returns the kernel's types and functions for the debugger, as far as they are known.
-    fn types(&self, view: &KernelView) -> Option<Sections> {
-        let btf = view.kernel.btf()?;
-        let text = view.text().ok()?;
-        let mut arguments = Arguments::new();
-        let mut ahead = ReadAhead::default();
-        let code = |function: Function<'_>| {
-            let (start, size) = (function.symbol.address, function.size);
-            // Of several functions of one name, BTF has one: nobody knows which.
-            let mut named = view.kernel.symbols.all_of(function.symbol.name);
-            if size == 0 || named.nth(1).is_some() || !text.contains(&start) {
-                return None;
-            }
-            let read = |at, piece: &mut [u8]| self.read(0, at, piece).unwrap_or_default();
-            let first = ahead.at(start, arguments::MOST, read);
-            Some(Code {
-                id: btf.find(function.symbol.name, &[Kind::Function])?,
-                start,
-                size,
-                kept: arguments.kept_until(first, start),
-            })
-        };
-        let functions: Vec<Code> = view.text_functions().filter_map(code).collect();
-        types::sections(btf, text.clone(), &functions)
-    }
-}
-
-/// Bytes of ascending addresses, read in large pieces.
-#[derive(Default)]
-struct ReadAhead {
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-impl ReadAhead {
-    /// Returns `length` bytes at an address, or those that are there. `read` reads memory, and
-    /// returns the number of bytes.
-    fn at(&mut self, address: u64, length: usize, read: impl Fn(u64, &mut [u8]) -> usize) -> &[u8] {
-        /// The size of a piece in bytes.
-        const PIECE: usize = 1 << 20;
-        let offset = |start: u64| usize::try_from(address.wrapping_sub(start)).unwrap_or(PIECE);
-        if self.bytes.len().saturating_sub(offset(self.start)) < length {
-            self.start = address;
-            self.bytes.resize(PIECE, 0);
-            let read = read(address, &mut self.bytes);
-            self.bytes.truncate(read);
+/// Returns the kernel's types and functions for the debugger, as far as they are known.
+fn types_of(view: &KernelView, text: &Text) -> Option<Sections> {
+    let btf = view.kernel.btf()?;
+    let range = view.text().ok()?;
+    let mut arguments = Arguments::new();
+    let code = |function: Function<'_>| {
+        let (start, size) = (function.symbol.address, function.size);
+        // Of several functions of one name, BTF has one: nobody knows which.
+        let mut named = view.kernel.symbols.all_of(function.symbol.name);
+        if size == 0 || named.nth(1).is_some() || !range.contains(&start) {
+            return None;
         }
-        let rest = self.bytes.get(offset(self.start)..).unwrap_or_default();
-        rest.get(..length).unwrap_or(rest)
-    }
+        let first = text.at(start, arguments::MOST);
+        Some(Code {
+            id: btf.find(function.symbol.name, &[Kind::Function])?,
+            start,
+            size,
+            kept: arguments.kept_until(first, start),
+        })
+    };
+    let functions: Vec<Code> = view.text_functions().filter_map(code).collect();
+    types::sections(btf, range.clone(), &functions)
 }
 
 /// Lists the tasks, those that a vCPU runs first, and the idle tasks of the other vCPUs.
