@@ -58,6 +58,7 @@ mod log_lines;
 pub mod measured;
 mod memory_size;
 mod messages;
+mod named_socket;
 pub mod net;
 mod network;
 mod output_file;

@@ -2,13 +2,16 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::net::Shutdown;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
+
+use parking_lot::Mutex;
 
 use super::remote::find;
 use crate::args;
 use crate::client::control::{connect, first_answer, unexpected};
+use crate::named_socket::{self, ListenError};
 use crate::protocol::control::{Answer, Command};
 use crate::registry::Running;
 use crate::report::{Failure, say};
@@ -35,14 +38,14 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
         let stream = attach(&machine, &command)?;
         return pass(io::stdin(), io::stdout(), &stream);
     };
-    let cannot = |error: io::Error| Failure::new(format_args!("{}: {error}", path.display()));
-    let listener = UnixListener::bind(&path).map_err(cannot)?;
-    let socket = Arc::new(Removed(path.clone()));
+    let cannot = |error: ListenError| Failure::new(format_args!("--listen: {error}"));
+    let (listener, file) = named_socket::listen(&path).map_err(cannot)?;
+    let file = Arc::new(Mutex::new(Some(file)));
     let signals = StopSignals::watch()?;
-    let removed = socket.clone();
+    let removed = file.clone();
     // A debugger that is attached ends with the process, and the guest runs on.
     signals.on_stop(move || {
-        removed.remove();
+        drop(removed.lock().take());
         std::process::exit(0);
     });
     say(format_args!(
@@ -50,7 +53,8 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
         path.display()
     ));
     loop {
-        let (client, _) = listener.accept().map_err(cannot)?;
+        let accepted = listener.accept().map_err(ListenError::at(&path));
+        let (client, _) = accepted.map_err(cannot)?;
         let stream = attach(&machine, &command)?;
         // A debugger that breaks off leaves the next one its turn.
         if let Err(error) = client
@@ -60,22 +64,6 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
         {
             say(error.message());
         }
-    }
-}
-
-/// A socket's file, which goes with this.
-struct Removed(std::path::PathBuf);
-
-impl Removed {
-    fn remove(&self) {
-        // It may have been removed already.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        self.remove();
     }
 }
 
