@@ -54,6 +54,11 @@ pub(crate) enum Operation {
         by: i64,
         postfix: bool,
     },
+    /// keys ->
+    Count {
+        map: usize,
+        keys: usize,
+    },
     /// keys, value ->
     Aggregate {
         map: usize,

@@ -7,102 +7,67 @@ use crate::ast::{
     Block, Expression, ExpressionKind, Lvalue, LvalueKind, Rule, Statement, StatementKind,
 };
 
+/// Calls a function with each direct child of an expression, given its kind and the functions that
+/// make iterators and find the keys of a variable.
+macro_rules! visit_children {
+    ($kind:expr, $each:expr, $iter:ident, $keys:ident) => {
+        match $kind {
+            ExpressionKind::Number(_)
+            | ExpressionKind::Unsigned(_)
+            | ExpressionKind::Text(_)
+            | ExpressionKind::Builtin(_)
+            | ExpressionKind::Argument(_)
+            | ExpressionKind::ArgumentCount
+            | ExpressionKind::Boolean(_)
+            | ExpressionKind::Constant(_)
+            | ExpressionKind::Enumerator { .. }
+            | ExpressionKind::SizeOfType(_)
+            | ExpressionKind::OffsetOf { .. } => {}
+            ExpressionKind::Named { arguments, .. } => arguments.$iter().flatten().for_each($each),
+            // Its statements are visited as statements.
+            ExpressionKind::Block(of) => of.value.$iter().for_each($each),
+            ExpressionKind::Record(members) => members.$iter().for_each(|(_, value)| $each(value)),
+            ExpressionKind::Lvalue(place) | ExpressionKind::Step { place, .. } => {
+                $keys(place).$iter().for_each($each);
+            }
+            ExpressionKind::Unary(_, of)
+            | ExpressionKind::SizeOfValue(of)
+            | ExpressionKind::Member { of, .. }
+            | ExpressionKind::Item { of, .. }
+            | ExpressionKind::Cast { of, .. }
+            | ExpressionKind::Translate { of, .. } => $each(of),
+            ExpressionKind::Binary(_, left, right) => {
+                $each(left);
+                $each(right);
+            }
+            ExpressionKind::Conditional {
+                condition,
+                then,
+                otherwise,
+            } => {
+                $each(condition);
+                then.$iter().for_each(|then| $each(then));
+                $each(otherwise);
+            }
+            ExpressionKind::Call(call) => call.arguments.$iter().for_each($each),
+            ExpressionKind::Index { of, index } => {
+                $each(of);
+                $each(index);
+            }
+            ExpressionKind::Tuple(items) => items.$iter().for_each($each),
+        }
+    };
+}
+
 /// Calls `each` with the direct child expressions of one.
 pub fn children<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
-    match &of.kind {
-        ExpressionKind::Number(_)
-        | ExpressionKind::Unsigned(_)
-        | ExpressionKind::Text(_)
-        | ExpressionKind::Builtin(_)
-        | ExpressionKind::Argument(_)
-        | ExpressionKind::ArgumentCount
-        | ExpressionKind::Boolean(_)
-        | ExpressionKind::Constant(_)
-        | ExpressionKind::Enumerator { .. }
-        | ExpressionKind::SizeOfType(_)
-        | ExpressionKind::OffsetOf { .. } => {}
-        ExpressionKind::Named { arguments, .. } => arguments.iter().flatten().for_each(each),
-        // The statements are visited as statements.
-        ExpressionKind::Block(of) => of.value.iter().for_each(each),
-        ExpressionKind::Record(members) => members.iter().for_each(|(_, value)| each(value)),
-        ExpressionKind::Lvalue(place) | ExpressionKind::Step { place, .. } => {
-            keys(place).iter().for_each(each);
-        }
-        ExpressionKind::Unary(_, of)
-        | ExpressionKind::SizeOfValue(of)
-        | ExpressionKind::Member { of, .. }
-        | ExpressionKind::Item { of, .. }
-        | ExpressionKind::Cast { of, .. }
-        | ExpressionKind::Translate { of, .. } => each(of),
-        ExpressionKind::Binary(_, left, right) => {
-            each(left);
-            each(right);
-        }
-        ExpressionKind::Conditional {
-            condition,
-            then,
-            otherwise,
-        } => {
-            each(condition);
-            then.iter().for_each(|then| each(then));
-            each(otherwise);
-        }
-        ExpressionKind::Call(call) => call.arguments.iter().for_each(each),
-        ExpressionKind::Index { of, index } => {
-            each(of);
-            each(index);
-        }
-        ExpressionKind::Tuple(items) => items.iter().for_each(each),
-    }
+    visit_children!(&of.kind, each, iter, keys);
 }
 
 /// Calls `each` with the direct child expressions of one, to change them. Statements of a block are
 /// none.
 pub fn children_mut(of: &mut Expression, each: &mut dyn FnMut(&mut Expression)) {
-    match &mut of.kind {
-        ExpressionKind::Number(_)
-        | ExpressionKind::Unsigned(_)
-        | ExpressionKind::Text(_)
-        | ExpressionKind::Builtin(_)
-        | ExpressionKind::Argument(_)
-        | ExpressionKind::ArgumentCount
-        | ExpressionKind::Boolean(_)
-        | ExpressionKind::Constant(_)
-        | ExpressionKind::Enumerator { .. }
-        | ExpressionKind::SizeOfType(_)
-        | ExpressionKind::OffsetOf { .. } => {}
-        ExpressionKind::Named { arguments, .. } => arguments.iter_mut().flatten().for_each(each),
-        ExpressionKind::Block(of) => of.value.iter_mut().for_each(each),
-        ExpressionKind::Record(members) => members.iter_mut().for_each(|(_, value)| each(value)),
-        ExpressionKind::Lvalue(place) | ExpressionKind::Step { place, .. } => {
-            keys_mut(place).iter_mut().for_each(each);
-        }
-        ExpressionKind::Unary(_, of)
-        | ExpressionKind::SizeOfValue(of)
-        | ExpressionKind::Member { of, .. }
-        | ExpressionKind::Item { of, .. }
-        | ExpressionKind::Cast { of, .. }
-        | ExpressionKind::Translate { of, .. } => each(of),
-        ExpressionKind::Binary(_, left, right) => {
-            each(left);
-            each(right);
-        }
-        ExpressionKind::Conditional {
-            condition,
-            then,
-            otherwise,
-        } => {
-            each(condition);
-            then.iter_mut().for_each(|then| each(then));
-            each(otherwise);
-        }
-        ExpressionKind::Call(call) => call.arguments.iter_mut().for_each(each),
-        ExpressionKind::Index { of, index } => {
-            each(of);
-            each(index);
-        }
-        ExpressionKind::Tuple(items) => items.iter_mut().for_each(each),
-    }
+    visit_children!(&mut of.kind, each, iter_mut, keys_mut);
 }
 
 /// Returns the keys of a variable, to change them.

@@ -202,9 +202,13 @@ impl<'h> Current<'h> {
 
     /// Returns the thread's name; in interrupt context the interrupted one's.
     pub(crate) fn comm(&self) -> Option<[u8; COMM_LENGTH]> {
+        let (layout, space) = (self.tasks.layout.as_ref()?, self.tasks.space);
         let task = Gva(self.task().address);
-        let comm = self.tasks.layout?.comm(self.memory, self.tasks.space, task);
-        comm.ok()
+        let places = self.tasks.places.get(self.vcpu)?;
+        let settled = places.settled.get();
+        let comm =
+            settled.and_then(|(_, per_cpu)| layout.current_comm(self.memory, space, per_cpu, task));
+        comm.or_else(|| layout.comm(self.memory, space, task).ok())
     }
 
     #[inline]

@@ -170,7 +170,7 @@ impl Watchlist {
             units.len() - 1
         });
         let account = self.units.get_mut(unit).map(|unit| {
-            // A clock is what a script is told the time by, and a held machine costs nothing.
+            // A clock gives a script its time, and a held machine costs nothing.
             let is_timer = matches!(probe.target, Target::Timer { .. });
             unit.may_rest &= !is_timer && !program.is_some_and(Program::may_hold);
             unit.account.clone()

@@ -259,32 +259,12 @@ impl TaskLayout {
         // They are adjacent, usually in one word.
         if self.tgid.wrapping_sub(self.pid) == 4
             && is_kernel_address(task)
-            && let Some(word) = self.word_of(memory, space, per_cpu, task)
+            && let Some(word) = word_of(memory, space, per_cpu, task, self.pid)
         {
             let [pid, tgid] = [word as u32, (word >> 32) as u32].map(u32::cast_signed);
             return Ok(Thread { task, pid, tgid });
         }
         self.thread(memory, space, task)
-    }
-
-    /// Reads the word that begins with a task's pid.
-    #[inline]
-    fn word_of(
-        &self,
-        memory: &(impl PhysicalMemory + ?Sized),
-        space: AddressSpace,
-        per_cpu: &PerCpu,
-        task: Gva,
-    ) -> Option<u64> {
-        let address = task.0.wrapping_add(self.pid);
-        // The first task is in the kernel's image, for which this address is not in RAM.
-        let direct = per_cpu
-            .direct_map
-            .map(|distance| address.wrapping_sub(distance));
-        match direct.map(|place| memory.read_word(Gpa(place))) {
-            Some(Ok(word)) => Some(word),
-            _ => memory.word_at(space, Gva(address)),
-        }
     }
 
     /// Reads the thread of a task, number by number.
@@ -298,6 +278,24 @@ impl TaskLayout {
         let mut reader = FieldReader::new(memory, space, task)?;
         let (pid, tgid) = (reader.number(self.pid)?, reader.number(self.tgid)?);
         Ok(Thread { task, pid, tgid })
+    }
+
+    /// Reads the name of the task that a CPU runs, by the shortest way; `None` where that does not
+    /// lead to it, and [`comm`](Self::comm) may.
+    #[must_use]
+    pub fn current_comm(
+        &self,
+        memory: &(impl PhysicalMemory + ?Sized),
+        space: AddressSpace,
+        per_cpu: &PerCpu,
+        task: Gva,
+    ) -> Option<[u8; COMM_LENGTH]> {
+        let word = |offset| word_of(memory, space, per_cpu, task, self.comm.wrapping_add(offset));
+        if !is_kernel_address(task) {
+            return None;
+        }
+        let (low, high) = (word(0)?, word(8)?);
+        Some((u128::from(low) | u128::from(high) << 64).to_le_bytes())
     }
 
     /// Reads the name of the task whose `task_struct` is at `address`, NUL-padded.
@@ -355,6 +353,26 @@ impl TaskLayout {
 }
 
 /// Returns the address of the current task of a CPU.
+/// Reads the word at an offset of a task that a CPU runs.
+#[inline]
+fn word_of(
+    memory: &(impl PhysicalMemory + ?Sized),
+    space: AddressSpace,
+    per_cpu: &PerCpu,
+    task: Gva,
+    offset: u64,
+) -> Option<u64> {
+    let address = task.0.wrapping_add(offset);
+    // The first task is in the kernel's image, for which this address is not in RAM.
+    let direct = per_cpu
+        .direct_map
+        .map(|distance| address.wrapping_sub(distance));
+    match direct.map(|place| memory.read_word(Gpa(place))) {
+        Some(Ok(word)) => Some(word),
+        _ => memory.word_at(space, Gva(address)),
+    }
+}
+
 fn current_pointer(
     memory: &(impl PhysicalMemory + ?Sized),
     per_cpu: &PerCpu,

@@ -127,6 +127,8 @@ fn the_current_task_is_read_in_every_kernel_layout() {
             })
         );
         assert_eq!(layout.comm(&memory, space, task.address), Ok(task.comm));
+        let comm = layout.current_comm(&memory, space, &per_cpu, task.address);
+        assert_eq!(comm, Some(task.comm));
         let count = layout.preempt_count(&memory, &per_cpu).unwrap().unwrap();
         assert!(count.in_hard_interrupt() && !count.in_nmi(), "{count:?}");
     }

@@ -173,7 +173,7 @@ impl RuleCompiler<'_, '_> {
 
     fn aggregate(&mut self, place: &Lvalue, aggregation: Aggregation, value: Option<&Expression>) {
         let LvalueKind::Global { name, keys } = &place.kind else {
-            self.refuse(place.span, "values are gathered in maps: @x = count()");
+            self.refuse(place.span, "values are aggregated in maps: @x = count()");
             return;
         };
         let Some(map) = self.map(name, keys.len(), place.span) else {
@@ -184,20 +184,25 @@ impl RuleCompiler<'_, '_> {
         {
             self.refuse(
                 place.span,
-                format!("@{name} gathers by one function elsewhere and by another here"),
+                format!("@{name} is aggregated by one function elsewhere and by another here"),
             );
             return;
         }
         let keys = self.keys(map, keys);
-        match value {
-            Some(_) => self.number(value),
-            None => self.constant(1),
-        };
-        self.put(Operation::Aggregate {
-            map,
-            keys,
-            aggregation,
-        });
+        match (aggregation, value) {
+            (Aggregation::Count, None) => self.put(Operation::Count { map, keys }),
+            _ => {
+                match value {
+                    Some(_) => self.number(value),
+                    None => self.constant(1),
+                };
+                self.put(Operation::Aggregate {
+                    map,
+                    keys,
+                    aggregation,
+                });
+            }
+        }
         if !is_histogram(aggregation) {
             self.learn_map(map, Type::Number);
         }

@@ -24,7 +24,7 @@ impl RuleCompiler<'_, '_> {
                     return self.refuse(
                         place.span,
                         format!(
-                            "@{name} gathers by {} and has no value; print it",
+                            "@{name} is aggregated by {} and has no value; print it",
                             names::aggregation_name(aggregation)
                         ),
                     );

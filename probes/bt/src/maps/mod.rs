@@ -174,15 +174,14 @@ impl Maps {
     /// is unset or cleared. In all others, reading an entry makes it, with the value 0, as in
     /// bt(5).
     pub fn get(&self, map: MapNumber, key: &[Value]) -> Option<Value> {
-        let key = &*self.key(key);
-        match self.storage(map)? {
+        self.with_key(key, |key| match self.storage(map)? {
             Storage::Cells(cells) => {
                 let (value, stored) = cells.get(key);
                 self.note(stored);
                 value
             }
             Storage::Shards(shards) => shards.merged(key)?.number().map(Value::Int),
-        }
+        })
     }
 
     /// Assigns a value. A map with an aggregation accepts no assignments.
@@ -201,7 +200,7 @@ impl Maps {
         let Some(Storage::Cells(cells)) = self.storage(map) else {
             return change(None);
         };
-        let (value, stored) = cells.update(&self.key(key), change);
+        let (value, stored) = self.with_key(key, |key| cells.update(key, change));
         self.note(stored);
         value
     }
@@ -218,36 +217,33 @@ impl Maps {
         value: i64,
         at: u64,
     ) {
-        let key = &*self.key(key);
-        let stored = match self.storage(map) {
+        let stored = self.with_key(key, |key| match self.storage(map) {
             None => true,
             Some(Storage::Shards(shards)) => shards.add(shard, key, value, at),
             Some(Storage::Cells(cells)) => {
                 (cells.update(key, |old| combine(aggregation, self.dialect, old, value))).1
             }
-        };
+        });
         self.note(stored);
     }
 
     /// Removes an entry. Returns whether it existed.
     pub fn delete(&self, map: MapNumber, key: &[Value]) -> bool {
-        let key = &*self.key(key);
-        match self.storage(map) {
+        self.with_key(key, |key| match self.storage(map) {
             None => false,
             Some(Storage::Cells(cells)) => cells.delete(key),
             Some(Storage::Shards(shards)) => shards.delete(key),
-        }
+        })
     }
 
     /// Checks whether there is such an entry.
     #[must_use]
     pub fn contains(&self, map: MapNumber, key: &[Value]) -> bool {
-        let key = &*self.key(key);
-        match self.storage(map) {
+        self.with_key(key, |key| match self.storage(map) {
             None => false,
             Some(Storage::Cells(cells)) => cells.contains(key),
             Some(Storage::Shards(shards)) => shards.contains(key),
-        }
+        })
     }
 
     /// Removes all entries.
@@ -345,17 +341,19 @@ impl Maps {
         self.maps.get(map).map(|map| &map.storage)
     }
 
+    #[inline]
     fn note(&self, stored: bool) {
         if !stored {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Returns the key as the dialect compares it.
-    fn key<'a>(&self, key: &'a [Value]) -> Cow<'a, [Value]> {
+    /// Passes on the key as the dialect compares it.
+    #[inline]
+    fn with_key<R>(&self, key: &[Value], then: impl FnOnce(&[Value]) -> R) -> R {
         match self.dialect {
-            Dialect::Normal => Cow::Borrowed(key),
-            Dialect::Strict => strict_key(key),
+            Dialect::Normal => then(key),
+            Dialect::Strict => then(&strict_key(key)),
         }
     }
 }

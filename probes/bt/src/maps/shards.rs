@@ -7,6 +7,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
+use indexmap::IndexMap;
+
 use super::accumulator::Accumulator;
 use super::snapshot::Reading;
 use super::{Key, Seed, lock};
@@ -28,7 +30,26 @@ pub(super) struct Shards {
 /// One thread's part, on cache lines of its own (two, as processors fetch pairs of them).
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Shard(Mutex<HashMap<Key, Accumulator, Seed>>);
+struct Shard(Mutex<Entries>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    by_key: IndexMap<Key, Accumulator, Seed>,
+    /// The index of the entry that was used last: the next hit often has the same key, and then
+    /// need not hash it.
+    last: usize,
+}
+
+impl Entries {
+    fn get_mut(&mut self, key: &[Value]) -> Option<&mut Accumulator> {
+        let last = self.by_key.get_index(self.last);
+        if last.is_none_or(|(last, _)| **last != *key) {
+            self.last = self.by_key.get_index_of(key)?;
+        }
+        let entry = self.by_key.get_index_mut(self.last);
+        entry.map(|(_, accumulator)| accumulator)
+    }
+}
 
 impl Shards {
     pub(super) fn new(
@@ -73,7 +94,7 @@ impl Shards {
             None => return false,
         };
         let mut entries = lock(shard);
-        (entries.entry(key))
+        (entries.by_key.entry(key))
             .or_insert_with(|| self.fresh.clone())
             .add(value, at)
     }
@@ -82,7 +103,7 @@ impl Shards {
     pub(super) fn merged(&self, key: &[Value]) -> Option<Accumulator> {
         let mut merged: Option<Accumulator> = None;
         for Shard(shard) in &self.shards {
-            if let Some(part) = lock(shard).get(key) {
+            if let Some(part) = lock(shard).by_key.get(key) {
                 match &mut merged {
                     Some(merged) => merged.merge(part),
                     None => merged = Some(part.clone()),
@@ -95,7 +116,7 @@ impl Shards {
     pub(super) fn delete(&self, key: &[Value]) -> bool {
         let mut known = lock(&self.known);
         for Shard(shard) in &self.shards {
-            lock(shard).remove(key);
+            lock(shard).by_key.swap_remove(key);
         }
         known.remove(key)
     }
@@ -107,14 +128,15 @@ impl Shards {
     pub(super) fn clear(&self) {
         let mut known = lock(&self.known);
         for Shard(shard) in &self.shards {
-            lock(shard).clear();
+            lock(shard).by_key.clear();
         }
         known.clear();
     }
 
     pub(super) fn zero(&self) {
         for Shard(shard) in &self.shards {
-            lock(shard).values_mut().for_each(Accumulator::zero);
+            let mut entries = lock(shard);
+            entries.by_key.values_mut().for_each(Accumulator::zero);
         }
     }
 
@@ -127,7 +149,7 @@ impl Shards {
         // No key goes away while the shards are visited one by one.
         let _known = lock(&self.known);
         for Shard(shard) in &self.shards {
-            for (key, part) in lock(shard).iter() {
+            for (key, part) in &lock(shard).by_key {
                 merged
                     .entry(key.clone())
                     .and_modify(|merged| merged.merge(part))

@@ -91,7 +91,7 @@ fn time_series(arguments: &[Expression], span: Span) -> Parsed<Aggregation> {
             ExpressionKind::Text(text) if text == b"min" => SeriesPart::Min,
             ExpressionKind::Text(text) if text == b"sum" => SeriesPart::Sum,
             _ => {
-                let message = "a time series gathers by \"avg\", \"max\", \"min\" or \"sum\"";
+                let message = "a time series aggregates by \"avg\", \"max\", \"min\" or \"sum\"";
                 return Err(Diagnostic::new(*span, message));
             }
         },

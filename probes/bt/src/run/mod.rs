@@ -5,6 +5,7 @@
 //! operations, whatever the script says. An error (a division by zero, memory that is not there)
 //! yields 0 or empty text, and is counted.
 
+mod known;
 mod memory;
 pub(crate) use memory::{MOST_BYTES, MOST_STRINGS};
 mod number_names;
@@ -16,14 +17,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use probes::event::MAX_FRAMES;
-use probes::fields::RECORD;
 
 use self::scratch::Scratch;
 use crate::ast::{Aggregation, Dialect};
 use crate::context::Context;
 use crate::maps::{MapNumber, Maps, Reading};
 use crate::moments::{Moment, Moments, Wish};
-use crate::program::{Code, Emission, Known, Operation};
+use crate::program::{Code, Emission, Operation};
 use crate::snapshots::Snapshots;
 use crate::value::Value;
 
@@ -33,8 +33,6 @@ pub(crate) const MOST_OPERATIONS: usize = 1 << 17;
 /// The greatest number of values on the stack at a time. The parser bounds the depth of
 /// expressions.
 const MOST_VALUES: usize = 1 << 12;
-/// Errors are the last numbers of a word (include/linux/err.h).
-const MAX_ERRNO: u64 = 4095;
 
 /// The state that all rules of a script share while they run.
 pub(crate) struct Shared {
@@ -148,10 +146,12 @@ impl Machine<'_> {
         RuleOutcome::Executed
     }
 
+    #[inline]
     fn pop(&mut self) -> Value {
         self.scratch.stack.pop().unwrap_or(Value::ZERO)
     }
 
+    #[inline]
     fn push(&mut self, value: Value) {
         if self.scratch.stack.len() < MOST_VALUES {
             self.scratch.stack.push(value);
@@ -176,14 +176,38 @@ impl Machine<'_> {
     }
 
     fn word(&mut self) -> u64 {
-        let value = self.pop();
-        numbers::number(&value, self.shared.dialect) as u64
+        match self.pop() {
+            Value::Int(number) => number.cast_unsigned(),
+            Value::Unsigned(number) => number,
+            other => numbers::number(&other, self.shared.dialect) as u64,
+        }
     }
 
+    /// Executes an operation: here the commonest, so that they cost no call.
+    #[inline]
     fn step(&mut self, operation: &Operation) -> Next {
-        let shared = self.shared;
         match operation {
             Operation::Constant(value) => self.push(value.clone()),
+            Operation::Known(known) => {
+                let value = self.known(*known);
+                self.push(value);
+            }
+            Operation::Count { map, keys } => {
+                let (maps, shard) = (&self.shared.maps, self.context.cpu());
+                self.take_keys(*keys, |keys| {
+                    maps.aggregate(*map, shard, Aggregation::Count, keys, 1, 0);
+                });
+            }
+            Operation::Return => return Next::End,
+            other => return self.seldom(other),
+        }
+        Next::Follows
+    }
+
+    #[inline(never)]
+    fn seldom(&mut self, operation: &Operation) -> Next {
+        let shared = self.shared;
+        match operation {
             Operation::Drop => {
                 self.pop();
             }
@@ -276,10 +300,6 @@ impl Machine<'_> {
             Operation::EndIteration => {
                 self.iterations.pop();
             }
-            Operation::Known(known) => {
-                let value = self.known(*known);
-                self.push(value);
-            }
             Operation::Tuple(items) => match self.take(*items, Value::tuple) {
                 Some(tuple) => self.push(tuple),
                 None => return self.endless(),
@@ -345,7 +365,6 @@ impl Machine<'_> {
                 let emitted = self.emit_map(*emission, *map);
                 self.note(emitted);
             }
-            Operation::Return => return Next::End,
             Operation::Exit => {
                 let status = self.word();
                 // The first one counts: later ones of other vCPUs have no effect.
@@ -510,63 +529,6 @@ impl Machine<'_> {
             Operation::Clear(map) => maps.clear(*map),
             _ => {}
         }
-    }
-
-    fn known(&mut self, known: Known) -> Value {
-        let context = self.context;
-        match known {
-            Known::Argument(number) => numbers::unsigned(context.argument(number)),
-            Known::Comm => {
-                let comm = context.comm();
-                let end = comm.iter().position(|byte| *byte == 0);
-                let comm = comm.get(..end.unwrap_or(comm.len())).unwrap_or_default();
-                Value::Text(self.scratch.text(comm))
-            }
-            Known::Cpu => Value::Int(context.cpu() as i64),
-            Known::Nsecs => numbers::unsigned(context.unix_ns()),
-            Known::Elapsed => {
-                let since = context.unix_ns().saturating_sub(self.shared.began);
-                numbers::unsigned(since)
-            }
-            Known::Pid => Value::Int(context.process().into()),
-            Known::Tid => Value::Int(context.thread().into()),
-            Known::Probe => Value::Text(self.probe.name.clone()),
-            Known::ProbeType => {
-                // BEGIN and END stand for themselves.
-                let name = &self.probe.name;
-                let end = name.iter().position(|byte| *byte == b':');
-                Value::text(end.map_or(b"special", |end| name.get(..end).unwrap_or_default()))
-            }
-            Known::Function => Value::Text(self.probe.function.clone()),
-            Known::Returned => numbers::unsigned(context.returned().unwrap_or_default()),
-            Known::ReturnedOrMinusOne => {
-                let returned = context.returned().unwrap_or_default();
-                Value::Int(match returned.wrapping_neg() {
-                    1..=MAX_ERRNO => -1,
-                    _ => returned.cast_signed(),
-                })
-            }
-            Known::Record => {
-                if !context.has_record() {
-                    count(&self.shared.faults.records);
-                }
-                numbers::unsigned(RECORD)
-            }
-            Known::Task => numbers::unsigned(context.task()),
-            Known::Random => Value::Int(self.random().into()),
-            Known::CpuCount => Value::Int(self.shared.cpus as i64),
-            Known::ProgramCounter => numbers::unsigned(context.pc()),
-            Known::Register(register) => numbers::unsigned(context.register(register)),
-        }
-    }
-
-    /// Returns 32 bits of a pseudo-random sequence (splitmix64 by Steele, Lea and Flood).
-    fn random(&self) -> u32 {
-        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-        let state = self.shared.random.fetch_add(STEP, Ordering::Relaxed);
-        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed >> 32) as u32
     }
 
     /// Reads a stack into a buffer of this size; both kinds of stack use it.

@@ -6,6 +6,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use probes::event::COMM_LENGTH;
+
 use crate::value::Value;
 
 /// The number of texts, and of stacks of calls, that are kept.
@@ -22,8 +24,10 @@ thread_local! {
 pub(super) struct Scratch {
     pub(super) stack: Vec<Value>,
     pub(super) locals: Vec<Value>,
-    texts: Recent<u8>,
-    frames: Recent<u64>,
+    texts: Recent<Arc<[u8]>>,
+    frames: Recent<Arc<[u64]>>,
+    /// Names of threads, NUL-padded, with their texts.
+    names: Recent<([u8; COMM_LENGTH], Arc<[u8]>)>,
 }
 
 impl Scratch {
@@ -45,18 +49,36 @@ impl Scratch {
 
     /// Returns a text, shared with the last ones if it is equal to one of them.
     pub(super) fn text(&mut self, text: &[u8]) -> Arc<[u8]> {
-        self.texts.shared(text)
+        let found = self.texts.find(|known| **known == *text);
+        found
+            .cloned()
+            .unwrap_or_else(|| self.texts.keep(text.into()))
     }
 
     /// Returns the addresses of a stack, shared in the same way.
     pub(super) fn frames(&mut self, frames: &[u64]) -> Arc<[u64]> {
-        self.frames.shared(frames)
+        let found = self.frames.find(|known| **known == *frames);
+        found
+            .cloned()
+            .unwrap_or_else(|| self.frames.keep(frames.into()))
+    }
+
+    /// Returns the name of a thread, shared in the same way.
+    pub(super) fn name(&mut self, padded: &[u8; COMM_LENGTH]) -> Arc<[u8]> {
+        let wanted = u128::from_le_bytes(*padded);
+        let found = (self.names).find(|(known, _)| u128::from_le_bytes(*known) == wanted);
+        if let Some((_, name)) = found {
+            return name.clone();
+        }
+        let name = padded.split(|byte| *byte == 0).next();
+        let name: Arc<[u8]> = name.unwrap_or_default().into();
+        self.names.keep((*padded, name)).1
     }
 }
 
-/// The last slices of some kind.
+/// The last values of some kind.
 struct Recent<T> {
-    slices: [Option<Arc<[T]>>; KEPT],
+    values: [Option<T>; KEPT],
     /// The place of the oldest.
     oldest: usize,
 }
@@ -64,20 +86,20 @@ struct Recent<T> {
 impl<T> Default for Recent<T> {
     fn default() -> Self {
         Self {
-            slices: std::array::from_fn(|_| None),
+            values: std::array::from_fn(|_| None),
             oldest: 0,
         }
     }
 }
 
-impl<T: Copy + PartialEq> Recent<T> {
-    fn shared(&mut self, slice: &[T]) -> Arc<[T]> {
-        let mut known = self.slices.iter().flatten();
-        if let Some(found) = known.find(|known| ***known == *slice) {
-            return found.clone();
-        }
-        let new: Arc<[T]> = slice.into();
-        if let Some(place) = self.slices.get_mut(self.oldest) {
+impl<T: Clone> Recent<T> {
+    fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<&T> {
+        self.values.iter().flatten().find(|known| is_it(known))
+    }
+
+    /// Keeps a value instead of the oldest.
+    fn keep(&mut self, new: T) -> T {
+        if let Some(place) = self.values.get_mut(self.oldest) {
             *place = Some(new.clone());
         }
         self.oldest = (self.oldest + 1) % KEPT;
@@ -101,6 +123,12 @@ mod tests {
         assert_eq!(again, first);
         assert!(!Arc::ptr_eq(&again, &first));
         assert_eq!(*scratch.frames(&[1, 2]), [1, 2]);
+        let mut padded = [0; COMM_LENGTH];
+        padded[..2].copy_from_slice(b"sh");
+        let name = scratch.name(&padded);
+        assert_eq!(*name, *b"sh");
+        assert!(Arc::ptr_eq(&name, &scratch.name(&padded)));
+        assert_eq!(*scratch.name(&[b'x'; COMM_LENGTH]), [b'x'; COMM_LENGTH]);
     }
 
     #[test]
