@@ -3,57 +3,32 @@
 #
 #   tests/images/debian.sh trixie images/debian-13.qcow2 netcat-openbsd
 #   tests/images/qemu.sh images/debian-13.qcow2 qemu
-#   cargo host svm --memory 6144 --limit 3000 --put tests/images/figures.sh --put images --put qemu -- \
+#   cargo host svm --memory 6144 --limit 3000 --put tests/images/guest.sh --put tests/images/figures.sh --put images --put qemu -- \
 #       sh figures.sh images/debian-13.qcow2
 #
 # Prints seconds from the start to ssh's answer, for exotrace and for QEMU's
 # q35 and microvm, the time of a restore to ssh's answer, and the network's throughput by passt.
 set -u
 image=$1
-limit=600
 rounds=${ROUNDS:-1}
 bytes=${BYTES:-20000000}
 append="root=UUID=$(cat qemu/uuid) ro console=ttyS0"
 
-fail() {
-    echo "FAILED: $*"
-    tail -n 5 ./*.log ./*.serial
-    exit 1
-}
-# Whether a program of this shell has not ended.
-alive() { ! grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ -e "/proc/$1" ]; }
-now() { cut -d ' ' -f 1 /proc/uptime; }
-since() { echo "$1 $(now)" | awk '{ printf("%.1f", $2 - $1) }'; }
-guest() {
-    port=$1
-    shift
-    ssh -F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \
-        -o ConnectTimeout=30 -p "$port" root@127.0.0.1 "$@" </dev/null
-}
-# Prints the seconds until ssh answers, which a service that starts with the login prompt does.
-boots() {
-    name=$1 start=$2 pid=$3
-    until guest 2222 true 2>/dev/null; do
-        alive "$pid" || fail "$name ended"
-        [ "${start%.*}" -gt $(($(cut -d . -f 1 /proc/uptime) - limit)) ] || fail "$name: no answer"
-        sleep 0.2
-    done
-    echo "$name: ssh after $(since "$start") s"
-}
+. ./guest.sh
 # Prints the seconds that bytes take from the guest, and to it.
 network() {
     name=$1
-    gateway=$(guest 2222 'ip -4 route show default' | cut -d ' ' -f 3)
+    gateway=$(guest 'ip -4 route show default' | cut -d ' ' -f 3)
     busybox nc -l -p 5001 >received &
     listener=$!
     start=$(now)
-    guest 2222 "head -c $bytes /dev/zero | nc -N $gateway 5001" || fail "$name: nc in the guest"
+    guest "head -c $bytes /dev/zero | nc -N $gateway 5001" || fail "$name: nc in the guest"
     wait $listener
     [ "$(wc -c <received)" = "$bytes" ] || fail "$name: $(wc -c <received) bytes came"
     echo "$name: $bytes bytes from the guest in $(since "$start") s"
-    guest 2222 'nc -l -p 5002 >/tmp/received; wc -c </tmp/received' >count &
+    guest 'nc -l -p 5002 >/tmp/received; wc -c </tmp/received' >count &
     listener=$!
-    until guest 2222 'ss -Hltn sport = 5002 | grep -q .'; do sleep 0.2; done
+    until guest 'ss -Hltn sport = 5002 | grep -q .'; do sleep 0.2; done
     start=$(now)
     head -c "$bytes" /dev/zero | busybox nc 127.0.0.1 5002
     wait $listener
@@ -89,7 +64,7 @@ while [ $round -lt "$rounds" ]; do
     exotrace run --image "$image" --overlay --net user,host=2222:22,host=5002:5002,loopback --name m --memory 768M \
         --serial exotrace.serial 2>exotrace.log &
     vmm=$!
-    boots exotrace "$start" $vmm
+    answers exotrace "$start" $vmm
     network exotrace
     if [ $round = 1 ]; then
         exotrace snapshot --vm m saved 2>snapshot.log || fail snapshot
@@ -101,7 +76,7 @@ while [ $round -lt "$rounds" ]; do
         start=$(now)
         exotrace run --restore saved --image "$image" --net user,host=2222:22 --name r --serial null 2>restore.log &
         vmm=$!
-        until guest 2222 true 2>/dev/null; do sleep 0.1; done
+        until guest true 2>/dev/null; do sleep 0.1; done
         echo "exotrace: restored, ssh after $(since "$start") s"
         exotrace stop --vm r
         wait $vmm
@@ -109,11 +84,11 @@ while [ $round -lt "$rounds" ]; do
 
     start=$(now)
     qemu q35 q35
-    boots q35 "$start" $vmm
+    answers q35 "$start" $vmm
     network q35
     ended
     start=$(now)
     qemu microvm microvm,pcie=on,rtc=on,acpi=on
-    boots microvm "$start" $vmm
+    answers microvm "$start" $vmm
     ended
 done

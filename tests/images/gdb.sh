@@ -2,7 +2,7 @@
 # Debugs PostgreSQL with gdb in a distribution at work, from outside, on an emulated host:
 #
 #   tests/images/debian.sh trixie images/debian-13-programs.qcow2 postgresql
-#   cargo host svm --memory 6144 --limit 3000 --put tests/images/gdb.sh --put images --put GDB -- \
+#   cargo host svm --memory 6144 --limit 3000 --put tests/images/guest.sh --put tests/images/gdb.sh --put images --put GDB -- \
 #       sh gdb.sh images/debian-13-programs.qcow2 GDB/run
 #
 # GDB is a folder with gdb(1) and the libraries that it needs; `run` in it starts gdb. A server
@@ -12,20 +12,7 @@
 set -u
 image=$1
 gdb=$2
-limit=900
-
-fail() {
-    echo "FAILED: $*"
-    tail -n 20 ./*.log ./*.txt
-    exit 1
-}
-# Whether a program of this shell has not ended.
-alive() { ! grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ -e "/proc/$1" ]; }
-now() { cut -d . -f 1 /proc/uptime; }
-guest() {
-    ssh -F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \
-        -o ConnectTimeout=30 -p 2222 root@127.0.0.1 "$@" </dev/null
-}
+. ./guest.sh
 # Runs gdb's commands on a process or the kernel, by these options of exotrace gdb.
 debugs() {
     begun=$(now)
@@ -39,18 +26,13 @@ debugs() {
     } >commands.txt
     "$gdb" -q -nx -batch -x commands.txt >gdb.txt 2>&1
     grep -v '^warning: \|^Reading ' gdb.txt
-    echo "-- $(($(now) - begun)) s"
+    echo "-- $(since "$begun") s"
 }
 
 start=$(now)
 exotrace run --image "$image" --overlay --net user,host=2222:22 --name m --memory 1G --serial m.serial 2>m.log &
 machine=$!
-until guest true 2>/dev/null; do
-    alive $machine || fail "the machine has ended"
-    [ $(($(now) - start)) -lt $limit ] || fail "no answer"
-    sleep 0.5
-done
-echo "ssh answers after $(($(now) - start)) s"
+answers exotrace "$start" $machine
 guest 'systemctl start postgresql; until su postgres -c "psql -qc \"select 1\"" >/dev/null 2>&1; do sleep 0.5; done'
 # gdb reads programs and libraries from the guest's memory.
 guest 'cat /usr/lib/postgresql/*/bin/postgres /usr/lib/x86_64-linux-gnu/lib*.so.* >/dev/null'

@@ -2,7 +2,7 @@
 # Goes back in time before a panic of a distribution, on an emulated host:
 #
 #   tests/images/debian.sh trixie images/debian-13-programs.qcow2 postgresql
-#   cargo host svm --memory 8192 --limit 3000 --put tests/images/history.sh --put images -- \
+#   cargo host svm --memory 8192 --limit 3000 --put tests/images/guest.sh --put tests/images/history.sh --put images -- \
 #       sh history.sh images/debian-13-programs.qcow2
 #
 # The distribution runs with a history, PostgreSQL works, and the kernel panics. The machine of two
@@ -10,31 +10,13 @@
 # of a hit is restored beside it.
 set -u
 image=$1
-limit=900
-
-fail() {
-    echo "FAILED: $*"
-    tail -n 20 ./*.log ./*.txt
-    exit 1
-}
-# Whether a program of this shell has not ended.
-alive() { ! grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ -e "/proc/$1" ]; }
-now() { cut -d . -f 1 /proc/uptime; }
-guest() {
-    ssh -F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \
-        -o ConnectTimeout=30 -p 2222 root@127.0.0.1 "$@" </dev/null
-}
+. ./guest.sh
 
 start=$(now)
 exotrace run --image "$image" --overlay --net user,host=2222:22 --name m --memory 1G --serial m.serial \
     --history 60s --snapshots kept 2>m.log &
 machine=$!
-until guest true 2>/dev/null; do
-    alive $machine || fail "the machine has ended"
-    [ $(($(now) - start)) -lt $limit ] || fail "no answer"
-    sleep 0.5
-done
-echo "ssh answers after $(($(now) - start)) s"
+answers exotrace "$start" $machine
 guest 'systemctl start postgresql; until su postgres -c "psql -qc \"select 1\"" >/dev/null 2>&1; do sleep 0.5; done'
 guest 'su postgres -c "createdb bench; pgbench -qi bench" >/dev/null 2>&1'
 exotrace stat --vm m | grep checkpoints

@@ -3,7 +3,7 @@
 #
 #   tests/images/debian.sh trixie images/debian-13-programs.qcow2 \
 #       postgresql nginx-light python3 systemd-container netcat-openbsd
-#   cargo host svm --memory 6144 --limit 3000 --put tests/images/programs.sh --put images -- \
+#   cargo host svm --memory 6144 --limit 3000 --put tests/images/guest.sh --put tests/images/programs.sh --put images -- \
 #       sh programs.sh images/debian-13-programs.qcow2 [ROUNDS]
 #
 # PostgreSQL under pgbench by its USDT probes, nginx under requests from the host, Python by its USDT
@@ -13,20 +13,7 @@
 set -u
 image=$1
 rounds=${2:-3}
-limit=900
-
-fail() {
-    echo "FAILED: $*"
-    tail -n 5 ./*.log ./*.txt
-    exit 1
-}
-# Whether a program of this shell has not ended.
-alive() { ! grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ -e "/proc/$1" ]; }
-now() { cut -d ' ' -f 1 /proc/uptime; }
-guest() {
-    ssh -F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \
-        -o ConnectTimeout=30 -p 2222 root@127.0.0.1 "$@" </dev/null
-}
+. ./guest.sh
 # Starts a script of bt, whose output is trace.txt, and waits until its probes are armed.
 traces() {
     : >trace.txt
@@ -49,12 +36,7 @@ start=$(now)
 exotrace run --image "$image" --overlay --net user,host=2222:22,host=8080:80 --name m --memory 1G \
     --serial m.serial 2>m.log &
 machine=$!
-until guest true 2>/dev/null; do
-    alive $machine || fail "the machine has ended"
-    [ "${start%.*}" -gt $(($(cut -d . -f 1 /proc/uptime) - limit)) ] || fail "no answer"
-    sleep 0.5
-done
-echo "ssh answers after $(echo "$start $(now)" | awk '{ printf("%.1f", $2 - $1) }') s"
+answers exotrace "$start" $machine
 
 # PostgreSQL
 postgres=$(guest 'ls /usr/lib/postgresql/*/bin/postgres')

@@ -3,7 +3,7 @@
 # made, on an emulated host:
 #
 #   tests/images/debian.sh trixie images/debian-13.qcow2
-#   cargo host svm --memory 6144 --limit 3000 --put tests/images/scripts.sh --put images --put SCRIPTS -- \
+#   cargo host svm --memory 6144 --limit 3000 --put tests/images/guest.sh --put tests/images/scripts.sh --put images --put SCRIPTS -- \
 #       sh scripts.sh images/debian-13.qcow2 SCRIPTS [LINES]
 #
 # SCRIPTS is a folder with files *.bt, such as probes/bt/scripts, or the tools of another tracer.
@@ -12,20 +12,7 @@ set -u
 image=$1
 scripts=$2
 lines=${3:-12}
-limit=900
-
-fail() {
-    echo "FAILED: $*"
-    tail -n 5 ./*.log ./*.txt
-    exit 1
-}
-# Whether a program of this shell has not ended.
-alive() { ! grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ -e "/proc/$1" ]; }
-now() { cut -d . -f 1 /proc/uptime; }
-guest() {
-    ssh -F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \
-        -o ConnectTimeout=30 -p 2222 root@127.0.0.1 "$@" </dev/null
-}
+. ./guest.sh
 # The arguments of a script that needs some.
 arguments() {
     case $1 in
@@ -37,12 +24,7 @@ arguments() {
 start=$(now)
 exotrace run --image "$image" --overlay --net user,host=2222:22 --name m --memory 1G --serial m.serial 2>m.log &
 machine=$!
-until guest true 2>/dev/null; do
-    alive $machine || fail "the machine has ended"
-    [ $(($(now) - start)) -lt $limit ] || fail "no answer"
-    sleep 0.5
-done
-echo "ssh answers after $(($(now) - start)) s"
+answers exotrace "$start" $machine
 
 # A file is known by its pages in memory, so a process has to have it.
 guest 'systemd-run -q --unit=shell bash -c "while :; do sleep 1000; done"'
@@ -68,7 +50,7 @@ for file in "$scripts"/*.bt; do
     tracing=$!
     begun=$(now)
     until grep -q '^exotrace: attached' err.txt || ! alive $tracing; do
-        [ $(($(now) - begun)) -lt 60 ] || break
+        ! is_over "$begun" 60 || break
         sleep 0.2
     done
     if alive $tracing; then
