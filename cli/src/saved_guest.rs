@@ -34,7 +34,7 @@ const GAPS: [u64; 4] = [0xd000_0000, 0xc000_0000, 0xe000_0000, 0x8000_0000];
 /// The end of the gap.
 const HIGH: u64 = 1 << 32;
 
-/// The reason that a saved guest cannot be looked into.
+/// The reason that a saved guest cannot be inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum SavedGuestError {
     /// The file cannot be read.

@@ -277,7 +277,7 @@ fn running(host: &Host) -> Result<(), Failure> {
     let guest = Guest { machine, system };
     let (_, count) = guest.look(|look| processes(&look))?;
     let part = Part::new(
-        &format!("{count} processes listed: how long the guest stands still"),
+        &format!("{count} processes listed: how long the guest is paused"),
         "stopped and let go, nothing read",
         median_of(|| Ok(guest.look(|_| Ok(()))?.0))?,
     );

@@ -68,7 +68,7 @@ fn each_call_is_held_once(guest: &Guest, paused: Paused, address: Gva) {
             guest.situation()
         );
         drop(hold);
-        // The machine stands still as long as one pause lasts.
+        // The machine is paused as long as one pause lasts.
         assert!(held.recv_timeout(Duration::from_millis(1)).is_err());
     }
     assert_eq!(guest.count(), CALLS, "{}", guest.situation());

@@ -1,6 +1,6 @@
 //! The commands `ps`, `maps`, `sym` and `stack`, which inspect a guest.
 //!
-//! A guest that does not run is looked into here. Of a machine, its own process reads the paused
+//! A guest that does not run is read here. Of a machine, its own process reads the paused
 //! guest; this module sends the request and prints the answer. The length of the pause, and what
 //! could not be read, go to standard error.
 

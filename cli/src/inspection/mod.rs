@@ -57,7 +57,7 @@ pub struct Inspection<'v> {
     inspector: &'v Inspector,
 }
 
-/// A guest that is looked into.
+/// A guest that is inspected.
 #[derive(Debug, Clone, Copy)]
 enum Guest<'v> {
     /// A machine, and its kernel's file if that is at hand.
@@ -387,7 +387,7 @@ fn find_kernel(
     if let (Guest::Machine(machine, Some(kernel)), Some(paused)) = (guest, paused) {
         kernel.symbols().map_err(|error| no_kernel(&error))?;
         let kernel = kernel.place(machine, paused)?.ok_or_else(|| {
-            no_kernel(&"the guest's kernel has not booted far enough to be looked into")
+            no_kernel(&"the guest's kernel has not booted far enough to be inspected")
         })?;
         return Ok(System::new(&kernel, &memory));
     }

@@ -152,7 +152,7 @@ const CONFIGURATIONS: [&str; 4] = [
     "/grub/grub.cfg",
     "/grub2/grub.cfg",
 ];
-/// The most folders of boot loaders that are looked into.
+/// The most folders of boot loaders that are read.
 const MOST_LOADERS: usize = 16;
 
 /// Executes the first configuration of GRUB that has a menu: those that its EFI program reads

@@ -1,4 +1,4 @@
-//! A trace under a budget, as its user sees it: its cost is told, and the time for which probes
+//! A trace under a budget, as its user sees it: its cost is reported, and the time for which probes
 //! were not watched.
 
 use support::host;

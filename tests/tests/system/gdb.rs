@@ -264,7 +264,7 @@ fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
     calling.type_line("quit");
     assert_eq!(calling.finish(COMMAND_LIMIT).status, 0);
 
-    // The guest runs on, and stands still for the next debugger until that lets it go on.
+    // The guest runs on, and is paused for the next debugger until that lets it go on.
     let mut second = gdb(&world, "-p debugged");
     second.type_line("continue");
     machine.type_line("echo >&3");

@@ -4,7 +4,7 @@ use super::machine::{Item, Machine};
 use super::{MenuEntry, Outcome};
 use crate::place::MOST_ENTRIES;
 
-/// The most items that are looked into, submenus included.
+/// The most items that are read, submenus included.
 const MOST_ITEMS: usize = 2 * MOST_ENTRIES;
 
 /// An entry with its place in the menu.

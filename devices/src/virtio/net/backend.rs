@@ -1,4 +1,4 @@
-//! The far end of a network device: where its frames go, and where those for the guest come from.
+//! The backend of a network device: where its frames go, and where those for the guest come from.
 
 use std::io;
 

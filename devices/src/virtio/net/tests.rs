@@ -25,7 +25,7 @@ fn device(socket: UnixStream, options: NetOptions) -> Box<Net> {
     Box::new(Net::new(Some(Box::new(backend)), options))
 }
 
-/// Returns a driver that has probed its device, and the far end of its socket.
+/// Returns a driver that has probed its device, and the other side of its backend's socket.
 fn network(features: u64) -> (Driver, UnixStream) {
     let (near, far) = UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
@@ -52,7 +52,7 @@ fn send(driver: &mut Driver, frame: &[u8]) {
     driver.run();
 }
 
-/// Reads what has come at the far end.
+/// Reads the frames that have come at the other side.
 fn arrived(far: &mut UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
     let error = far.read_to_end(&mut all).err();
