@@ -134,6 +134,10 @@ pub fn say(message: impl fmt::Display) {
 /// Returns a guest's text without characters that move a terminal's cursor or reverse the order of
 /// text.
 pub fn printable(text: &str) -> String {
+    // Nearly all text is so.
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return text.to_owned();
+    }
     text.chars()
         .map(|c| if is_obeyed(c) { '?' } else { c })
         .collect()

@@ -26,14 +26,14 @@ pub struct Argument {
     pub translated: Option<String>,
 }
 
-impl From<&Parameter> for Argument {
-    fn from(parameter: &Parameter) -> Self {
+impl From<Parameter> for Argument {
+    fn from(parameter: Parameter) -> Self {
         Self {
-            name: parameter.name.clone(),
+            name: parameter.name,
             // A buffer is of type `char *`, even before it is filled.
             is_string: parameter.type_name == "const char *",
             translated: None,
-            type_name: parameter.type_name.clone(),
+            type_name: parameter.type_name,
         }
     }
 }

@@ -337,22 +337,39 @@ pub fn list(args: args::List) -> Result<(), Failure> {
     for probe in &found {
         match args.json {
             true => writeln!(out, "{}", serde_json::to_string(probe)?).to_output()?,
-            false => {
-                let arguments = probe.arguments.as_ref();
-                let shown = arguments.map_or_else(String::new, |a| format!(" ({})", a.join(", ")));
-                let fields = match probe.fields.as_slice() {
-                    [] => String::new(),
-                    fields => format!(" {{{}}}", fields.join(", ")),
-                };
-                let returns = probe.returns.as_ref();
-                let returns = returns.map_or_else(String::new, |r| format!(" -> {r}"));
-                // Names come from the guest's files.
-                let line = printable(&format!("{}{shown}{fields}{returns}", probe.name));
-                writeln!(out, "{line}").to_output()?;
-            }
+            // Names come from the guest's files.
+            false => writeln!(out, "{}", printable(&line_of(probe))).to_output()?,
         }
     }
     out.flush().to_output()
+}
+
+/// Returns a probe as a line. There may be a hundred thousand of them.
+fn line_of(probe: &ListedProbe) -> String {
+    let mut line = probe.name.clone();
+    let lists = [
+        (probe.arguments.as_deref(), [" (", ")"]),
+        (
+            Some(&*probe.fields).filter(|all| !all.is_empty()),
+            [" {", "}"],
+        ),
+    ];
+    for (items, [open, close]) in lists {
+        for (index, item) in items.unwrap_or_default().iter().enumerate() {
+            line.push_str(if index == 0 { open } else { ", " });
+            line.push_str(item);
+        }
+        line.push_str(match items {
+            Some([]) => " ()",
+            Some(_) => close,
+            None => "",
+        });
+    }
+    if let Some(returns) = &probe.returns {
+        line.push_str(" -> ");
+        line.push_str(returns);
+    }
+    line
 }
 
 /// Returns a line for each provider: its number of probes, and of those with formatted fields.
@@ -443,6 +460,28 @@ mod tests {
             "tracepoint          2, 1 with fields",
         ];
         assert_eq!(counts(&probes), expected);
+    }
+
+    #[test]
+    fn a_line_has_what_is_known_of_a_probe() {
+        let owned = |parts: &[&str]| parts.iter().map(|part| (*part).to_owned()).collect();
+        let probe = |arguments: Option<&[&str]>, fields, returns: Option<&str>| ListedProbe {
+            name: "p:m:f:n".to_owned(),
+            arguments: arguments.map(owned),
+            fields: owned(fields),
+            returns: returns.map(str::to_owned),
+        };
+        for (probe, line) in [
+            (probe(None, &[], None), "p:m:f:n"),
+            (probe(Some(&[]), &[], Some("int")), "p:m:f:n () -> int"),
+            (probe(Some(&["int a"]), &[], None), "p:m:f:n (int a)"),
+            (
+                probe(Some(&["int a", "char *b"]), &["u8 c", "u8 d"], None),
+                "p:m:f:n (int a, char *b) {u8 c, u8 d}",
+            ),
+        ] {
+            assert_eq!(line_of(&probe), line);
+        }
     }
 
     #[test]

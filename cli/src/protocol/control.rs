@@ -189,9 +189,11 @@ impl ListedProbe {
     #[must_use]
     pub fn new(name: &ProbeName, signature: Option<Signature>) -> Self {
         let argument = |a: &Argument| {
-            let space = if a.type_name.ends_with('*') { "" } else { " " };
-            let declared = format!("{}{space}{}", a.type_name, a.name);
-            declared.trim_end().to_owned()
+            let space = match a.name.is_empty() || a.type_name.ends_with('*') {
+                true => "",
+                false => " ",
+            };
+            [&*a.type_name, space, &*a.name].concat()
         };
         let arguments = signature.as_ref();
         Self {

@@ -135,28 +135,39 @@ impl<'l> Lister<'l> {
 
     fn probes(&mut self, module: &str, symbol: Symbol<'_>) {
         let Self { view, pattern, .. } = self;
-        let probe = |name: &str, moment, address| Probe {
+        let probe = |name: &str, signature, moment, address| Probe {
             name: ProbeName::new(PROVIDER, module, symbol.name, name),
-            signature: (moment != Moment::Point)
-                .then(|| signature(view, symbol.name, moment))
-                .flatten(),
+            signature,
             target: Target::Kernel {
                 address: Gva(address),
                 moment,
             },
         };
         if let Some(offset) = self.offset {
-            (self.each)(probe(
-                &pattern.name,
-                Moment::Point,
-                symbol.address.wrapping_add(offset),
-            ));
+            let address = symbol.address.wrapping_add(offset);
+            (self.each)(probe(&pattern.name, None, Moment::Point, address));
             return;
         }
-        for moment in [Moment::Entry, Moment::Return] {
-            if matches_part(&pattern.name, moment.name()) {
-                (self.each)(probe(moment.name(), moment, symbol.address));
-            }
+        let [entry, returned] = [Moment::Entry, Moment::Return]
+            .map(|moment| matches_part(&pattern.name, moment.name()).then_some(moment));
+        if entry.or(returned).is_none() {
+            return;
+        }
+        // One for both.
+        let found = signature(view, symbol.name);
+        let of_entry = || {
+            let arguments = found.as_ref()?.arguments.clone();
+            Some(Signature {
+                arguments,
+                returns: None,
+            })
+        };
+        if let Some(entry) = entry {
+            let of_entry = of_entry();
+            (self.each)(probe(entry.name(), of_entry, entry, symbol.address));
+        }
+        if let Some(returned) = returned {
+            (self.each)(probe(returned.name(), found, returned, symbol.address));
         }
     }
 }
@@ -204,11 +215,15 @@ pub fn unknown_functions(
 }
 
 /// Returns a function's signature from BTF.
-fn signature(view: &KernelView, function: &str, moment: Moment) -> Option<Signature> {
+fn signature(view: &KernelView, function: &str) -> Option<Signature> {
     let prototype = view.kernel.btf()?.func_proto_args(function).ok()?;
     Some(Signature {
-        arguments: prototype.parameters.iter().map(Argument::from).collect(),
-        returns: (moment == Moment::Return).then_some(prototype.returns),
+        arguments: prototype
+            .parameters
+            .into_iter()
+            .map(Argument::from)
+            .collect(),
+        returns: Some(prototype.returns),
     })
 }
 

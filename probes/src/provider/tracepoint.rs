@@ -211,7 +211,7 @@ fn text(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> TracepointText {
 }
 
 fn signature(tracepoint: &Tracepoint) -> Option<Signature> {
-    let parameters = tracepoint.parameters.as_ref()?.iter();
+    let parameters = tracepoint.parameters.as_ref()?.iter().cloned();
     Some(Signature {
         arguments: parameters.map(Argument::from).collect(),
         returns: None,

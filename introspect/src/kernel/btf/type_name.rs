@@ -1,7 +1,5 @@
 //! Types as C writes them.
 
-use std::fmt::Write;
-
 use super::{Btf, Kind, TypeId};
 
 /// The maximum depth of types; deeper ones are written as `...`.
@@ -17,7 +15,8 @@ impl Btf {
     /// `...`.
     #[must_use]
     pub fn type_name(&self, id: TypeId) -> String {
-        let mut out = String::new();
+        // Most names fit: a list has a hundred thousand of them.
+        let mut out = String::with_capacity(32);
         let mut types_left = MAX_TYPES;
         self.write_type(&mut out, id, "", 0, &mut types_left);
         out
@@ -43,9 +42,7 @@ impl Btf {
             Some(record) => record,
             None => {
                 let name = if id.0 == 0 { "void" } else { "?" };
-                // Writing to a String cannot fail.
-                let _ = write!(out, "{name}{space}{inner}");
-                return;
+                return append(out, [name, space, inner]);
             }
         };
         let target = TypeId(record.size_or_type);
@@ -59,7 +56,10 @@ impl Btf {
             _ => "",
         };
         match record.kind {
-            Kind::Pointer => self.write_type(out, target, &format!("*{inner}"), depth, types_left),
+            Kind::Pointer => {
+                let inner = ["*", inner].concat();
+                self.write_type(out, target, &inner, depth, types_left);
+            }
             Kind::Array => {
                 let (element, count) = record.array().unwrap_or((TypeId(0), 0));
                 self.write_type(
@@ -85,7 +85,7 @@ impl Btf {
                     };
                     self.write_type(out, target, &format!("{word}{after}"), depth, types_left);
                 } else {
-                    let _ = write!(out, "{word} ");
+                    append(out, [word, " "]);
                     self.write_type(out, target, inner, depth, types_left);
                 }
             }
@@ -117,13 +117,15 @@ impl Btf {
                 );
             }
             _ if name.is_empty() => {
-                let _ = write!(out, "{keyword}{{...}}{space}{inner}");
+                append(out, [keyword, "{...}", space, inner]);
             }
-            _ => {
-                let _ = write!(out, "{keyword}{name}{space}{inner}");
-            }
+            _ => append(out, [keyword, name, space, inner]),
         }
     }
+}
+
+fn append<const COUNT: usize>(out: &mut String, parts: [&str; COUNT]) {
+    parts.into_iter().for_each(|part| out.push_str(part));
 }
 
 /// Adds the parentheses that a pointer to an array or function needs.

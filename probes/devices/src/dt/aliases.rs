@@ -212,7 +212,7 @@ fn place(
             let parameters = prototype.into_iter().flat_map(|p| p.parameters);
             let parameters = parameters.map(|parameter| Argument {
                 is_string: false,
-                ..Argument::from(&parameter)
+                ..Argument::from(parameter)
             });
             let probes = vec![function(address)];
             Ok((probes, parameters.collect(), name.to_owned()))
