@@ -36,18 +36,18 @@ impl Default for State {
 }
 
 impl State {
-    /// Stores a value. Returns `false` if there is no room.
-    fn store(&mut self, key: &[Value], value: Value, size: Capacity) -> bool {
-        self.is_set = true;
+    /// Returns the value of an entry, to change it.
+    fn cell(&mut self, key: &[Value], size: Capacity) -> Option<&mut Value> {
         // Only a map that evicts needs the order of uses.
-        let cell = match size.evicts {
+        match size.evicts {
             true => self.entries.get_mut(key),
             false => self.entries.peek_mut(key),
-        };
-        if let Some(cell) = cell {
-            *cell = value;
-            return true;
         }
+    }
+
+    /// Stores a value that has no entry yet. Returns `false` if there is no room.
+    fn insert(&mut self, key: &[Value], value: Value, size: Capacity) -> bool {
+        self.is_set = true;
         let mut room = self.entries.len() < size.most;
         if !room && size.evicts {
             room = self.entries.pop_lru().is_some();
@@ -78,7 +78,7 @@ impl Cells {
         match found {
             Some(value) => (Some(value), true),
             None if self.dialect == Dialect::Strict && state.is_set => {
-                let stored = state.store(key, Value::ZERO, self.size);
+                let stored = state.insert(key, Value::ZERO, self.size);
                 (Some(Value::ZERO), stored)
             }
             None => (None, true),
@@ -92,14 +92,18 @@ impl Cells {
         change: impl FnOnce(Option<&Value>) -> Value,
     ) -> (Value, bool) {
         let mut state = lock(&self.state);
-        let mut value = change(state.entries.peek(key));
-        if self.dialect == Dialect::Strict
-            && let Value::Unsigned(number) = value
-        {
+        let changed = |before| match (self.dialect, change(before)) {
             // bt(5) knows one type of number.
-            value = Value::Int(number.cast_signed());
+            (Dialect::Strict, Value::Unsigned(number)) => Value::Int(number.cast_signed()),
+            (_, value) => value,
+        };
+        if let Some(cell) = state.cell(key, self.size) {
+            let value = changed(Some(cell));
+            *cell = value.clone();
+            return (value, true);
         }
-        let stored = state.store(key, value.clone(), self.size);
+        let value = changed(None);
+        let stored = state.insert(key, value.clone(), self.size);
         (value, stored)
     }
 
