@@ -57,6 +57,17 @@ impl Cost {
         }
     }
 
+    /// Returns the cost since an earlier one of the same traces.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            hits: self.hits.saturating_sub(earlier.hits),
+            ns: self.ns.saturating_sub(earlier.ns),
+            busiest_ns: self.busiest_ns.saturating_sub(earlier.busiest_ns),
+            passed_ns: self.passed_ns.saturating_sub(earlier.passed_ns),
+        }
+    }
+
     /// Returns the part of its time that the busiest vCPU has spent, in percent.
     pub fn percent(&self) -> f64 {
         percent(self.busiest_ns, self.passed_ns)

@@ -15,11 +15,16 @@ use super::feed::{Event, Feed};
 use super::table::{Frame, Order, Row, rows, shown};
 use super::views::{self, View};
 use crate::args::TopKind as Kind;
+use crate::client::control::ask_within;
+use crate::protocol::control::{Answer, Command};
+use crate::protocol::cost::Cost;
 use crate::registry::Running;
 use crate::report::{Failure, printable};
 
 /// The time between looks at the keyboard and at the script.
 const STEP: Duration = Duration::from_millis(100);
+/// The longest wait for the machine's cost, which the title has.
+const COST_PATIENCE: Duration = Duration::from_millis(100);
 /// The keys, on the last line.
 const HELP: &str = "p processes  c calls  f files  n connections  < > column  r reverse  / filter  Enter stacks  space pause  q quit";
 
@@ -47,6 +52,10 @@ pub struct Screen {
     types_filter: bool,
     is_paused: bool,
     has_ticked: bool,
+    /// The cost of all traces of the machine, at the last tick.
+    cost: Option<Cost>,
+    /// The cost from the tick before to the last one.
+    recent_cost: Option<Cost>,
 }
 
 impl Screen {
@@ -60,7 +69,16 @@ impl Screen {
             types_filter: false,
             is_paused: false,
             has_ticked: false,
+            cost: None,
+            recent_cost: None,
         }
+    }
+
+    /// Takes the cost of all traces of the machine so far.
+    pub fn costs(&mut self, cost: Option<Cost>) {
+        let both = cost.zip(self.cost);
+        self.recent_cost = both.map(|(now, before)| now.since(&before));
+        self.cost = cost;
     }
 
     /// Takes the maps of a tick.
@@ -154,7 +172,10 @@ impl Screen {
             (_, "") => String::new(),
             (_, filter) => format!("  /{filter}"),
         };
-        let title = format!("exotrace: {}{state}{filter}", self.view.title);
+        let cost = self.recent_cost.map_or_else(String::new, |cost| {
+            format!("  tracing costs {:.1} %", cost.percent())
+        });
+        let title = format!("exotrace: {}{state}{filter}{cost}", self.view.title);
         let bold = Style::new().add_modifier(Modifier::BOLD);
         on.render_widget(Paragraph::new(Line::styled(title, bold)), head);
         let is_stacks = self.view.keys == ["STACK"];
@@ -241,7 +262,10 @@ fn follow(
     loop {
         terminal.draw(|on| screen.draw(on))?;
         match feed.next(STEP) {
-            Event::Tick(frame) => screen.tick(frame),
+            Event::Tick(frame) => {
+                screen.tick(frame);
+                screen.costs(cost_of(machine));
+            }
             Event::None => {}
             Event::End(ended) => return ended,
         }
@@ -264,6 +288,14 @@ fn follow(
             feed = Feed::start(machine, &view)?;
             screen = Screen::new(view);
         }
+    }
+}
+
+/// Returns the cost of all traces of a machine; `None` if it does not say it at once.
+fn cost_of(machine: &Running) -> Option<Cost> {
+    match ask_within(machine, &Command::Stat { hash: false }, COST_PATIENCE) {
+        Ok(Answer::Stat(stat)) => stat.cost,
+        _ => None,
     }
 }
 
@@ -336,6 +368,26 @@ mod tests {
         };
         assert_eq!(stacks.title, "stacks of process 9");
         assert_eq!(press(&mut screen, &[KeyCode::Char('q')]), Asked::Quit);
+    }
+
+    #[test]
+    fn the_title_has_the_cost_of_the_last_second() {
+        let mut screen = ticked();
+        let cost = |busiest_ns, passed_ns| {
+            Some(Cost {
+                busiest_ns,
+                passed_ns,
+                ..Cost::default()
+            })
+        };
+        for (cost, shown) in [
+            (cost(500, 1_000), ""),
+            (cost(525, 2_000), "  tracing costs 2.5 %"),
+            (None, ""),
+        ] {
+            screen.costs(cost);
+            assert_eq!(drawn(&mut screen)[0], format!("exotrace: processes{shown}"));
+        }
     }
 
     #[test]
