@@ -576,7 +576,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_a_usage_error() {
         for command in ["snapshot", "brew"] {
-            assert!(Cli::try_parse_from(["exotrace", command]).is_err());
+            Cli::try_parse_from(["exotrace", command]).unwrap_err();
         }
     }
 }

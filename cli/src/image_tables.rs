@@ -172,7 +172,7 @@ mod tests {
         let symbols = tables.symbols.as_ref().unwrap();
         symbols
             .iter()
-            .map(|s| (s.name.to_string(), s.address))
+            .map(|s| (s.name.to_owned(), s.address))
             .collect()
     }
 

@@ -37,7 +37,7 @@ const FORGOTTEN_SUFFIX: u64 = 64 << 10;
 /// # Errors
 /// If the text is not a size, or it exceeds 64 bits.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
-    let own = || text.to_string();
+    let own = || text.to_owned();
     match Config::new().with_binary().parse_size(text) {
         Ok(1..FORGOTTEN_SUFFIX) if text.ends_with(|c: char| c.is_ascii_digit()) => {
             Err(SizeError::NoSuffix { text: own() })

@@ -185,7 +185,7 @@ impl Passt {
             false => "",
         };
         PasstError::Ended {
-            message: printable(message.trim()).to_string(),
+            message: printable(message.trim()),
             hint,
         }
     }

@@ -193,7 +193,7 @@ impl Linux {
         let symbols = self.kernel.image.symbols();
         let paused = self.machine.pause();
         let place = |vcpu| match self.machine.registers(&paused, vcpu) {
-            None => "gone".to_string(),
+            None => "gone".to_owned(),
             Some(registers) => {
                 let rip = registers.regs.rip;
                 let found = symbols.as_ref().ok().and_then(|s| s.resolve(rip));

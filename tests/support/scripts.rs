@@ -173,7 +173,7 @@ impl<'g> ScriptGuest<'g> {
         let prepared = prepared.map_err(shown)?;
         let mut outputs = Vec::new();
         let session = prepared.start(self.engine, &|_| filter.clone(), &mut |output| {
-            outputs.push(output)
+            outputs.push(output);
         });
         let mut session = session.map_err(|e| e.to_string())?;
         let visited = session.iterate(guest, &mut |output| outputs.push(output));
@@ -225,7 +225,7 @@ pub fn unix_ns() -> u64 {
 impl Names for ScriptGuest<'_> {
     fn kernel(&self, address: u64) -> String {
         match self.view.kernel.symbols.resolve(address) {
-            Some((symbol, 0)) => symbol.name.to_string(),
+            Some((symbol, 0)) => symbol.name.to_owned(),
             Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
             None => format!("{address:#x}"),
         }

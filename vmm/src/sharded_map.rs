@@ -214,6 +214,7 @@ impl<V> ShardedMap<V> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -260,7 +261,7 @@ mod tests {
                 map.remove(key);
             }
             done.store(true, Ordering::Release);
-            assert!(reader.join().is_ok());
+            reader.join().unwrap();
         });
     }
 
@@ -284,7 +285,7 @@ mod tests {
                 map.remove(key);
             }
             current.store(KEYS, Ordering::Release);
-            assert!(finder.join().is_ok());
+            finder.join().unwrap();
         });
     }
 }

@@ -378,11 +378,11 @@ mod tests {
         let (ram, space) = guest();
         let walks = Walks::default();
         let memory = HitMemory::new(&ram, &walks);
-        assert!(memory.walk(space, Gva(ADDRESS)).is_ok());
+        memory.walk(space, Gva(ADDRESS)).unwrap();
         let other = AddressSpace {
             root: Gpa(0x5000),
             ..space
         };
-        assert!(memory.walk(other, Gva(ADDRESS)).is_err());
+        memory.walk(other, Gva(ADDRESS)).unwrap_err();
     }
 }

@@ -23,7 +23,7 @@ fn machine_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok());
     names
-        .map(|n| n.trim().to_string())
+        .map(|n| n.trim().to_owned())
         .filter(|n| n.starts_with("vcpu") || n == "watch" || n == "virtio")
         .collect()
 }

@@ -267,5 +267,5 @@ fn a_kernel_without_pvh_note_is_refused_for_pvh_only() {
         "{error}"
     );
     assert!(error.to_string().contains("64-bit entry"), "{error}");
-    assert!(boot(Some(EntryProtocol::Linux64)).is_ok());
+    boot(Some(EntryProtocol::Linux64)).unwrap();
 }

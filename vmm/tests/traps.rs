@@ -19,9 +19,10 @@ use vmm::trap::{ArmError, INT3, SiteId, TrapKind};
 fn hits(guest: &Guest, site: SiteId) -> (u64, u64) {
     let all = guest.machine.traps().hits();
     let found = all.iter().find(|(id, ..)| *id == site);
-    found
-        .map(|(_, hits, stepped)| (*hits, *stepped))
-        .unwrap_or_else(|| panic!("no {site:?} in {all:?}"))
+    found.map_or_else(
+        || panic!("no {site:?} in {all:?}"),
+        |(_, hits, stepped)| (*hits, *stepped),
+    )
 }
 
 fn byte(guest: &Guest, at: Gva) -> u8 {

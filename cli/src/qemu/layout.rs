@@ -139,8 +139,8 @@ FlatView #2
                 (0x1_0000_0000, 0x1_4000_0000, 0x8000_0000),
             ]
         );
-        assert!(pieces("unknown command: 'info mtree -f'").is_err());
-        assert!(pieces("FlatView #0\n AS \"memory\"\n ffffffff (prio").is_err());
+        pieces("unknown command: 'info mtree -f'").unwrap_err();
+        pieces("FlatView #0\n AS \"memory\"\n ffffffff (prio").unwrap_err();
     }
 
     #[test]

@@ -267,7 +267,7 @@ fn check_private(path: &Path) -> Result<(), RegistryError> {
     let meta = fs::symlink_metadata(path).map_err(failed("look at", path))?;
     let uid = user();
     let found = if !meta.is_dir() {
-        "not a directory (a symbolic link or a file)".to_string()
+        "not a directory (a symbolic link or a file)".to_owned()
     } else if meta.uid() != uid {
         format!("belongs to user {}", meta.uid())
     } else if meta.mode() & 0o077 != 0 {

@@ -63,7 +63,7 @@ mod tests {
         for good in ["vm1", "a", "9", "web.test_2-x", &longest] {
             assert_eq!(
                 good.parse::<VmName>().map(|n| n.to_string()),
-                Ok(good.to_string())
+                Ok(good.to_owned())
             );
         }
         let too_long = "x".repeat(LONGEST + 1);

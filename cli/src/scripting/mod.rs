@@ -299,7 +299,7 @@ fn begin(
     });
     let mut first = Vec::new();
     let script = prepared.start(engine, &|probe| request.filter(probe), &mut |output| {
-        first.push(output)
+        first.push(output);
     });
     let mut script = script?;
     script.iterate(guest, &mut |output| first.push(output))?;

@@ -171,8 +171,8 @@ mod tests {
         disk.allow(1 << 20);
         let part = disk.window().part(90, 50).unwrap();
         assert_eq!((part.length(), part.bytes::<2>(8).unwrap()), (10, [98, 99]));
-        assert!(part.bytes::<2>(9).is_err());
-        assert!(part.bytes::<1>(u64::MAX).is_err());
+        part.bytes::<2>(9).unwrap_err();
+        part.bytes::<1>(u64::MAX).unwrap_err();
         assert!(disk.window().part(100, 1).is_none());
     }
 

@@ -476,7 +476,7 @@ pub(crate) mod tests {
             let paused = PausedMemory::new(&kernel.memory);
             let view = kernel.view(&paused);
             assert_says(layout().address_space(view, Gva(MM)).unwrap_err(), part);
-            assert!(layout().command_line(view, Gva(MM), 9).is_err());
+            layout().command_line(view, Gva(MM), 9).unwrap_err();
         }
     }
 }

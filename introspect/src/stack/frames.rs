@@ -346,7 +346,7 @@ mod tests {
             (regs.cs, regs.in_user_mode(), regs.is_32_bit()),
             (0x33, true, false)
         );
-        assert!(SavedRegisters::read(paused.view(space), Gva(0x5f80)).is_err());
+        SavedRegisters::read(paused.view(space), Gva(0x5f80)).unwrap_err();
     }
 
     #[test]

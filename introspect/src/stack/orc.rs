@@ -415,7 +415,7 @@ mod tests {
             assert_eq!(found.map(|entry| entry.sp_offset), expected, "{ip:#x}");
         }
         let unmapped = OrcTable::of_kernel(&symbols(16, 24), format()).unwrap();
-        assert!(unmapped.find(view, TEXT).is_err());
+        unmapped.find(view, TEXT).unwrap_err();
     }
 
     #[test]
@@ -494,6 +494,6 @@ mod tests {
         let error = layout.table(paused.view(space), Gva(0x1000)).unwrap_err();
         assert!(matches!(error, OrcError::Module(_)), "{error}");
         let none = Btf::parse(&TestBtf::default().bytes()).unwrap();
-        assert!(ModuleOrcLayout::new(&none, format()).is_err());
+        ModuleOrcLayout::new(&none, format()).unwrap_err();
     }
 }

@@ -168,7 +168,7 @@ mod tests {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
         let space = memory.address_space(4);
         let cache = TranslationCache::default();
-        assert!(cache.translate(&memory, space, Gva(0x40_0000)).is_err());
+        cache.translate(&memory, space, Gva(0x40_0000)).unwrap_err();
         memory.map(space, 0x40_0000, 0x18_0000, 4096, Flags::default());
         let found = cache.translate(&memory, space, Gva(0x40_0000)).unwrap();
         assert_eq!(found.gpa, Gpa(0x18_0000));

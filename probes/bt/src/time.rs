@@ -261,7 +261,7 @@ mod tests {
             let error = TimeFormat::parse(format.as_bytes(), dialect, &Zone::utc()).unwrap_err();
             assert!(error.to_string().contains(message), "{format}: {error}");
         }
-        assert!(TimeFormat::parse(&[b'x'; 62], Dialect::Strict, &Zone::utc()).is_ok());
-        assert!(TimeFormat::parse(&[b'x'; 63], Dialect::Normal, &Zone::utc()).is_ok());
+        TimeFormat::parse(&[b'x'; 62], Dialect::Strict, &Zone::utc()).unwrap();
+        TimeFormat::parse(&[b'x'; 63], Dialect::Normal, &Zone::utc()).unwrap();
     }
 }

@@ -26,6 +26,7 @@ pub trait Value: Copy {
 
 macro_rules! integers {
     ($($integer:ident $size:literal),*) => {$(
+        #[allow(clippy::cast_lossless, reason = "signed and unsigned ones alike")]
         impl Value for $integer {
             const SIZE: i32 = $size;
             #[inline(always)]

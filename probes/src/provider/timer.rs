@@ -37,7 +37,7 @@ pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
         };
         match (pattern.name.parse(), pattern.function.as_str()) {
             (Ok(rate), "") if pattern.provider == provider => {
-                probe("hz", rate).into_iter().for_each(&mut *each)
+                probe("hz", rate).into_iter().for_each(&mut *each);
             }
             (Ok(rate), unit) if UNITS.contains(&unit) => {
                 probe(unit, rate).into_iter().for_each(&mut *each);

@@ -222,7 +222,7 @@ fn of_file(
         };
         match into {
             0 => moments(pattern, |moment| {
-                add(&function, moment.name(), moment, place)
+                add(&function, moment.name(), moment, place);
             }),
             _ if matches_part(&pattern.name, Moment::Entry.name()) || distance.is_some() => {
                 add(&function, &format!("{into:#x}"), Moment::Point, place);

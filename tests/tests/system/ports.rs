@@ -207,7 +207,9 @@ fn a_mount_ends_with_its_machine_and_keeps_nobody_waiting() {
         let ended = mounted.finish(COMMAND_LIMIT);
         assert_eq!(ended.status, i32::from(is_killed), "{ended:?}");
         assert!(ended.stderr.contains("machine"), "{ended:?}");
-        assert!((&held).read(&mut [0; LINE]).is_err());
+        (&held)
+            .read(&mut [0; LINE])
+            .expect_err("its machine has ended");
         assert_eq!(fs::read_dir(&place).map_or(9, Iterator::count), 0);
     }
 }
@@ -305,7 +307,9 @@ fn a_machine_that_is_killed_keeps_nobody_waiting() {
     drop(machine);
     let ended = reader.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 1, "{ended:?}");
-    assert!((&held).read(&mut [0; LINE]).is_err());
+    (&held)
+        .read(&mut [0; LINE])
+        .expect_err("its machine has ended");
     let ended = mounted.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 1, "{ended:?}");
 }

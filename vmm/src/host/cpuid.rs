@@ -84,7 +84,7 @@ pub(crate) fn host_name() -> String {
         let bytes: Vec<u8> = registers.iter().flat_map(|r| r.to_le_bytes()).collect();
         String::from_utf8_lossy(&bytes)
             .trim_matches([' ', '\0'])
-            .to_string()
+            .to_owned()
     };
     let vendor = __cpuid(0);
     let vendor = text(&[vendor.ebx, vendor.edx, vendor.ecx]);

@@ -272,7 +272,7 @@ fn what_int3_does(kvm: &Kvm, image: &[u8], program: &str) -> Result<Int3, ProbeE
 impl Bench {
     fn failed(&self, program: &str, stop: &Stop) -> ProbeError {
         ProbeError::Micro {
-            program: program.to_string(),
+            program: program.to_owned(),
             found: format!("{stop:?}, output {:?}", self.output),
         }
     }

@@ -163,7 +163,7 @@ pub fn boot(
         };
         assist::command_line::complete(config.command_line, needs, &announced)
     } else {
-        (config.command_line.trim().to_string(), Vec::new())
+        (config.command_line.trim().to_owned(), Vec::new())
     };
     // KVM's slowest work comes first and goes on while the kernel is loaded. The memory slots come
     // after it, because they hurry KVM's grace periods along.

@@ -120,7 +120,7 @@ mod tests {
             .write(true)
             .create(true)
             .clone();
-        assert!(Files::new(vec![file("a", &fit), file("b", &fit)]).is_ok());
+        Files::new(vec![file("a", &fit), file("b", &fit)]).unwrap();
         let alone = Files::new(vec![file("a", &fit)]).unwrap_err();
         assert!(matches!(alone, FileRefusal::Count { found: 1 }));
         std::fs::write(folder.path().join("full"), b"x").unwrap();

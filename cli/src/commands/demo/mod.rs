@@ -133,7 +133,7 @@ fn watch(vm: &Arc<Vm>, duration: Duration) -> Result<Outcome, Failure> {
     let names: Vec<String> = FUNCTIONS
         .iter()
         .filter(|name| view.kernel.symbols.all_of(name).any(|s| s.is_text()))
-        .map(|name| (*name).to_string())
+        .map(|name| (*name).to_owned())
         .collect();
     legend(&view, &names, duration);
     let paused = vm.machine.pause();

@@ -252,6 +252,7 @@ fn fetch(stream: &mut dyn PortStream, shared: &Shared, piece: &mut [u8]) -> bool
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use std::sync::Arc;
     use std::sync::mpsc::{Sender, channel};
     use std::time::Instant;
@@ -377,7 +378,7 @@ mod tests {
         }
         let Rig { end, thread, .. } = rig;
         drop(end);
-        assert!(thread.join().is_ok());
+        thread.join().unwrap();
     }
 
     #[test]

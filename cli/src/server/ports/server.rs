@@ -267,7 +267,7 @@ mod tests {
         assert!(began.elapsed() < LIMIT, "waits for no client");
         assert_eq!(rest(&plain), lines(0..2));
         assert_eq!(waiting.join().unwrap(), lines(0..2));
-        assert!(idle.read(1).is_err());
+        idle.read(1).unwrap_err();
         assert_eq!(world.toy.trace.readers(), 0);
     }
 }

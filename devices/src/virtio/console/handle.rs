@@ -230,7 +230,7 @@ impl ConsoleHandle {
             .find(|older| older.same_matter(&request));
         match (older, &request) {
             (Some(Request::Connect { open, .. }), Request::Connect { open: new, .. }) => {
-                *open = *new
+                *open = *new;
             }
             (Some(Request::Resize(old)), Request::Resize(new)) => *old = *new,
             _ => requests.push(request),

@@ -242,7 +242,7 @@ mod tests {
         let pair = btf.named("struct pair").unwrap();
         assert_eq!(btf.form(pair), Form::Composite { id: pair, bytes: 8 });
         assert_eq!(btf.member_of(pair, "b").unwrap().byte_offset, 4);
-        assert!(btf.member_of(pair, "c").is_err());
+        btf.member_of(pair, "c").unwrap_err();
         assert_eq!(btf.named("pid_t"), Some(TypeId(alias)));
         assert_eq!(btf.named("enum numbers"), Some(TypeId(numbers)));
         assert_eq!(btf.named("struct pid_t"), None);

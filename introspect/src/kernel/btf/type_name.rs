@@ -38,12 +38,9 @@ impl Btf {
         }
         *types_left -= 1;
         let depth = depth + 1;
-        let record = match self.record(id) {
-            Some(record) => record,
-            None => {
-                let name = if id.0 == 0 { "void" } else { "?" };
-                return append(out, [name, space, inner]);
-            }
+        let Some(record) = self.record(id) else {
+            let name = if id.0 == 0 { "void" } else { "?" };
+            return append(out, [name, space, inner]);
         };
         let target = TypeId(record.size_or_type);
         let name = self.name(record.name);

@@ -303,7 +303,7 @@ mod tests {
             let nowhere = super::find(&bytes, |_| None).unwrap_err();
             assert!(matches!(nowhere, KallsymsError::NoAddresses { .. }));
             let in_the_lower_half = super::find(&bytes, standing_at(0x100_0000));
-            assert!(in_the_lower_half.is_err());
+            in_the_lower_half.unwrap_err();
             let slide = 0x1e20_0000;
             let running = super::find(&bytes, standing_at(START + slide)).unwrap();
             remainders.insert(running.tokens.end() % 8);

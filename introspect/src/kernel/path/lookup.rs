@@ -367,6 +367,6 @@ mod tests {
             (second + MOUNTS, second + MOUNT_LINK, 8),
             (second + MOUNT_LINK, second + MOUNTS, 8),
         ]);
-        assert!(find(&kernel, true, "tmp").is_err());
+        find(&kernel, true, "tmp").unwrap_err();
     }
 }

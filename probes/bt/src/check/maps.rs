@@ -42,7 +42,7 @@ struct Use<'a> {
 pub fn check<'a>(script: &'a Script, errors: &mut Vec<Diagnostic>) {
     let mut uses = Vec::new();
     expressions(script, &mut |expression| {
-        in_expression(expression, &mut uses)
+        in_expression(expression, &mut uses);
     });
     for rule in &script.rules {
         walk::statements_of_rule(rule, &mut |statement| {

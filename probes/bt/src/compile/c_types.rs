@@ -25,9 +25,7 @@ pub(super) fn c_number(name: &str) -> Option<MemoryType> {
         ["short"] | ["int", "short"] => number(2, !unsigned),
         ["int"] => number(4, !unsigned),
         [] if named => number(4, !unsigned),
-        ["long"] | ["int", "long"] | ["long", "long"] | ["int", "long", "long"] => {
-            number(8, !unsigned)
-        }
+        ["long"] | ["int" | "long", "long"] | ["int", "long", "long"] => number(8, !unsigned),
         _ if named => None,
         ["int8" | "int8_t"] => number(1, true),
         ["int16" | "int16_t"] => number(2, true),

@@ -133,9 +133,8 @@ impl RuleCompiler<'_, '_> {
                 name_span,
                 ..
             } if owner.kind != ExpressionKind::Builtin(Builtin::Arguments) => {
-                let thing = match self.expression(owner) {
-                    Type::Pointer(thing) | Type::Lvalue(thing) => thing,
-                    _ => return self.refuse(owner.span, NO_ADDRESS),
+                let (Type::Pointer(thing) | Type::Lvalue(thing)) = self.expression(owner) else {
+                    return self.refuse(owner.span, NO_ADDRESS);
                 };
                 match self.shared.types.member(&thing, name) {
                     Ok(member) if member.bits.is_none() => {

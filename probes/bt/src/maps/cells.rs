@@ -122,7 +122,7 @@ impl Cells {
     }
 
     pub(super) fn zero(&self) {
-        for (_, value) in lock(&self.state).entries.iter_mut() {
+        for (_, value) in &mut lock(&self.state).entries {
             *value = match value {
                 Value::Unsigned(_) if self.dialect == Dialect::Normal => Value::Unsigned(0),
                 Value::Text(_) if self.dialect == Dialect::Normal => Value::text(b""),

@@ -431,7 +431,7 @@ fn is_low(of: &Expression, levels: usize) -> bool {
     walk::children(of, &mut |child| fits = fits && is_low(child, below));
     if let ExpressionKind::Block(inner) = &of.kind {
         walk::directly_in(&inner.block, &mut |value| {
-            fits = fits && is_low(value, below)
+            fits = fits && is_low(value, below);
         });
     }
     fits

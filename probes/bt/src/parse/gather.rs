@@ -121,7 +121,7 @@ fn linear_histogram(range: &[Expression]) -> Parsed<Aggregation> {
     let span = range
         .iter()
         .map(|argument| argument.span)
-        .reduce(|first, next| first.to(next))
+        .reduce(super::super::ast::Span::to)
         .unwrap_or_default();
     let wrong = |message: String| Err(Diagnostic::new(span, message));
     if max <= min {

@@ -132,9 +132,8 @@ impl Worker {
         self.control.give_device(Box::new(job));
         raise(&self.stop);
         while self.thread.as_ref().is_some_and(|t| !t.is_finished()) {
-            match told.recv_timeout(LOOK_INTERVAL) {
-                Ok(result) => return Some(result),
-                Err(_) => continue,
+            if let Ok(result) = told.recv_timeout(LOOK_INTERVAL) {
+                return Some(result);
             }
         }
         told.try_recv().ok()

@@ -81,7 +81,7 @@ pub fn build(code: Code, choices: &Choices<'_>) -> Option<Instruction> {
             Kind::mem => memory(&mut insn, operand),
             _ if size != 0 => register(choices.register(operand as usize + 1, size)),
             Kind::xmm_reg | Kind::xmm_rm | Kind::xmm_or_mem => {
-                register(Register::XMM0 + choice as u32 % 16)
+                register(Register::XMM0 + choice as u32 % 16);
             }
             Kind::al => register(Register::AL),
             Kind::cl => register(Register::CL),
