@@ -52,10 +52,23 @@ pub fn gdb(args: args::Gdb) -> Result<(), Failure> {
         "waiting for debuggers; in gdb: target remote {}",
         path.display()
     ));
-    loop {
+    let served = serve(&machine, &command, || {
         let accepted = listener.accept().map_err(ListenError::at(&path));
-        let (client, _) = accepted.map_err(cannot)?;
-        let stream = attach(&machine, &command)?;
+        accepted.map(|(client, _)| client).map_err(cannot)
+    });
+    drop(file.lock().take());
+    served
+}
+
+/// Serves one debugger after the other, until none can come any more.
+fn serve(
+    machine: &Running,
+    command: &Command,
+    next: impl Fn() -> Result<UnixStream, Failure>,
+) -> Result<(), Failure> {
+    loop {
+        let client = next()?;
+        let stream = attach(machine, command)?;
         // A debugger that breaks off leaves the next one its turn.
         if let Err(error) = client
             .try_clone()

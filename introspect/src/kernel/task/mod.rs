@@ -352,7 +352,6 @@ impl TaskLayout {
     }
 }
 
-/// Returns the address of the current task of a CPU.
 /// Reads the word at an offset of a task that a CPU runs.
 #[inline]
 fn word_of(
@@ -373,6 +372,7 @@ fn word_of(
     }
 }
 
+/// Returns the address of the current task of a CPU.
 fn current_pointer(
     memory: &(impl PhysicalMemory + ?Sized),
     per_cpu: &PerCpu,
