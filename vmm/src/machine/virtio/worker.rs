@@ -299,8 +299,8 @@ impl Turn {
 
     /// Returns the wanted events of the backend's descriptor, if there is one.
     ///
-    /// Each is reported once, when it begins to hold. A device reads until there is no more. While its
-    /// guest has no room, frames that wait in the descriptor do not keep this thread awake.
+    /// Each is reported once, when it begins to hold. A device reads until there is no more. While
+    /// its guest has no room, frames that wait in the descriptor do not keep this thread awake.
     fn backend_events(&self, data: u32) -> Option<Events> {
         let descriptor = self.device.events.backend.as_ref()?;
         let mut wanted = EventSet::IN | EventSet::EDGE_TRIGGERED;
