@@ -32,11 +32,16 @@ impl Text {
             let last = parts.last_mut();
             match last.filter(|(start, part)| start + part.len() as u64 == at) {
                 Some((_, part)) => part.extend_from_slice(bytes),
+                None if bytes.is_empty() => {}
                 None => parts.push((at, bytes.to_vec())),
             }
             at += bytes.len() as u64;
             if bytes.len() < length {
-                at = (at / PAGE + 1) * PAGE;
+                // A guest may say that its text reaches to the last page.
+                let Some(page) = (at | (PAGE - 1)).checked_add(1) else {
+                    break;
+                };
+                at = page;
             }
         }
         Self { parts }
@@ -102,5 +107,11 @@ mod tests {
         // The sequence at the gap's start is cut off.
         assert_eq!(found.len(), 0x2000 - 0x10 - 1);
         assert!(!found.contains(&0x12_2fff) && found.contains(&0x2f_ffff));
+    }
+
+    #[test]
+    fn a_text_that_reaches_to_the_last_address_ends_there() {
+        let text = Text::read(&(u64::MAX - 2 * PAGE..u64::MAX), |_, _| 0);
+        assert!(text.parts.is_empty());
     }
 }
