@@ -8,6 +8,7 @@ use crate::ast::{
     StatementKind,
 };
 use crate::diagnostic::Diagnostic;
+use crate::names;
 use crate::walk;
 
 /// Returns the places, in order of the text, each with what is different.
@@ -18,16 +19,37 @@ pub fn differences(script: &Script) -> Vec<Diagnostic> {
         .map(|(span, message)| Diagnostic::new(*span, message.as_str()))
         .collect();
     for rule in &script.rules {
-        rule.filter.iter().for_each(|of| clock(of, &mut found));
-        walk::statements_of_rule(rule, &mut |statement| match kept(statement) {
-            // It is kept for a difference later on.
-            Some(ExpressionKind::Builtin(Builtin::Nsecs)) => {}
-            _ => walk::expressions(statement, &mut |of| clock(of, &mut found)),
+        if let Some(of) = &rule.filter {
+            clock(of, &mut found);
+            refused(of, &mut found);
+        }
+        walk::statements_of_rule(rule, &mut |statement| {
+            walk::expressions(statement, &mut |of| refused(of, &mut found));
+            match kept(statement) {
+                // It is kept for a difference later on.
+                Some(ExpressionKind::Builtin(Builtin::Nsecs)) => {}
+                _ => walk::expressions(statement, &mut |of| clock(of, &mut found)),
+            }
         });
     }
     found.sort_by_key(|note| note.span.start);
     found.dedup();
     found
+}
+
+/// Adds the calls of functions that do not exist for a guest. They are errors once a guest is
+/// there, but for those in branches that are left out.
+fn refused(of: &Expression, found: &mut Vec<Diagnostic>) {
+    walk::below(of, &mut |part| {
+        let ExpressionKind::Call(call) = &part.kind else {
+            return;
+        };
+        if let Function::Refused(why) = call.function {
+            let name = names::signature_of(call.function).map_or("it", |signature| signature.name);
+            let message = format!("{name}() is not offered: {why}");
+            found.push(Diagnostic::new(call.name_span, message));
+        }
+    });
 }
 
 /// Returns the value that a statement puts into a variable.
@@ -92,6 +114,18 @@ mod tests {
                 Some("perf_rb_pages changes nothing here"),
             ),
             ("config = { max_map_keys = 64 } BEGIN { }", None),
+            (
+                "BEGIN { if (1) { system(\"ls\"); } }",
+                Some(
+                    "system() is not offered: nothing is run in a guest that is only watched; run the script's output through a program of the host",
+                ),
+            ),
+            (
+                "BEGIN /cpid() == 1/ { }",
+                Some(
+                    "cpid() is not offered: no command is started in a guest that is only watched",
+                ),
+            ),
         ] {
             let script = parse(script.as_bytes(), Dialect::Normal).unwrap();
             let found = differences(&script);
