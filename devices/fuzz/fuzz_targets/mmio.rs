@@ -234,6 +234,11 @@ impl Maker {
                 let options = NetOptions {
                     mac: [2, 0, 0, 0, 0, 1],
                     mtu: 1500,
+                    pairs: if self.fails.load(Ordering::Relaxed) {
+                        2
+                    } else {
+                        1
+                    },
                     segmentation: self.fails.load(Ordering::Relaxed),
                     moved: self.fails.load(Ordering::Relaxed),
                 };

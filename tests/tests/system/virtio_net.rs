@@ -117,7 +117,7 @@ fn a_guest_is_on_the_hosts_network_and_stays_there_over_a_snapshot() {
     let cmdline = guest::build::kernel::cmdline();
     let boot = |port: u16| {
         let line = format!(
-            "run --kernel KERNEL --initramfs INITRAMFS --memory 64M --name net --net user,host={port}:{ECHO},mac=02:00:00:0e:0e:01"
+            "run --kernel KERNEL --initramfs INITRAMFS --memory 64M --cpus 2 --name net --net user,host={port}:{ECHO},mac=02:00:00:0e:0e:01"
         );
         let mut words = words(&line, files);
         words.extend(["--cmdline".to_owned(), cmdline.clone()]);
@@ -140,9 +140,15 @@ fn a_guest_is_on_the_hosts_network_and_stays_there_over_a_snapshot() {
     let mut machine = world.start(boot(port));
     machine.wait_until("shell", BOOT_LIMIT, |printed, _| printed.contains(READY));
     println!("booted in {:?}", started.elapsed());
-    machine.type_line("cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu");
+    machine.type_line(
+        "cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu; ls /sys/class/net/eth0/queues",
+    );
     machine.wait_until("address", COMMAND_LIMIT, |printed, _| {
+        // A pair of queues for each of its CPUs.
         printed.contains("02:00:00:0e:0e:01\r\n65520")
+            && ["rx-0", "rx-1", "tx-0", "tx-1"]
+                .iter()
+                .all(|queue| printed.contains(queue))
     });
     machine.type_line(SERVE);
     machine.wait_until("server", COMMAND_LIMIT, |printed, _| {

@@ -294,6 +294,7 @@ pub(crate) fn assemble(
         control: &control,
         ram,
         tape: &tape,
+        cpus,
         pci_window: addresses.mmio32,
     };
     let virtio = virtio::Devices::new(virtio, transport, &host, &mut mmio)?;

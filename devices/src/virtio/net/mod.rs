@@ -1,20 +1,23 @@
-//! virtio-net (virtio 1.2, 5.1): an Ethernet card over a [`NetBackend`], with one queue for each
-//! direction and one for commands.
+//! virtio-net (virtio 1.2, 5.1): an Ethernet card over a [`NetBackend`], with pairs of queues for
+//! both directions and one queue for commands.
+//!
+//! A frame comes to the guest by the pair by which it last sent one of the same flow. All pairs are
+//! served in turn.
 //!
 //! The device holds at most one received packet, and no chain between two calls. While the guest
 //! has no buffers nothing is taken from the backend. While the backend has no room the guest's
 //! frames stay in its queue. A backend that ends takes the link down, and the device lives on.
 //!
 //! The link of a restored device is down for a moment, if it is on another network. The driver then
-//! announces its addresses, and
-//! programs in the guest may ask for new ones.
+//! announces its addresses, and programs in the guest may ask for new ones.
 //!
-//! Not here: several queue pairs, filters by address and VLAN, and other commands than the
+//! Not here: filters by address and VLAN, and other commands than the number of pairs and the
 //! acknowledgement of an announcement. The guest is given every frame that the backend has.
 
 mod backend;
 mod header;
 mod receive;
+mod steering;
 mod stream;
 mod transmit;
 
@@ -24,25 +27,27 @@ use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_CTRL_ANNOUNCE, VIRTIO_NET_CTRL_ANNOUNCE_ACK, VIRTIO_NET_ERR, VIRTIO_NET_F_CSUM,
-    VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
-    VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_HOST_TSO4,
-    VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU,
-    VIRTIO_NET_F_STATUS, VIRTIO_NET_OK, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
+    VIRTIO_NET_CTRL_ANNOUNCE, VIRTIO_NET_CTRL_ANNOUNCE_ACK, VIRTIO_NET_CTRL_MQ,
+    VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET, VIRTIO_NET_ERR, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ,
+    VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_OK,
+    VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
 };
 
 use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 
 pub use backend::{Abilities, GuestOffloads, HEADER, LONGEST_FRAME, NetBackend, SHORTEST_FRAME};
+use steering::Steering;
 pub use stream::{LONGEST_STREAM_FRAME, StreamBackend};
 
-/// The queue of buffers for received frames.
+/// The first queue of buffers for received frames. That of pair N is 2 × N behind it.
 pub const RECEIVE: u16 = 0;
-/// The queue of frames to send.
+/// The first queue of frames to send. That of pair N is 2 × N behind it.
 pub const TRANSMIT: u16 = 1;
-/// The queue of commands.
-pub const CONTROL: u16 = 2;
+/// The maximum number of pairs of queues.
+pub const MAX_PAIRS: u16 = 8;
 
 const QUEUE_SIZE: u16 = 256;
 const CONTROL_SIZE: u16 = 16;
@@ -67,6 +72,7 @@ const FEATURE_MERGED_BUFFERS: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 const FEATURE_STATUS: u64 = 1 << VIRTIO_NET_F_STATUS;
 const FEATURE_CONTROL: u64 = 1 << VIRTIO_NET_F_CTRL_VQ;
 const FEATURE_ANNOUNCE: u64 = 1 << VIRTIO_NET_F_GUEST_ANNOUNCE;
+const FEATURE_PAIRS: u64 = 1 << VIRTIO_NET_F_MQ;
 /// The features by which frames exceed the MTU.
 const SEGMENTATION: u64 =
     FEATURE_GUEST_TSO4 | FEATURE_GUEST_TSO6 | FEATURE_HOST_TSO4 | FEATURE_HOST_TSO6;
@@ -78,6 +84,8 @@ pub struct NetOptions {
     pub mac: [u8; 6],
     /// The MTU that the guest begins with, and its largest one.
     pub mtu: u16,
+    /// The number of pairs of queues that the driver may use, from 1 to [`MAX_PAIRS`].
+    pub pairs: u16,
     /// Whether the driver may send and receive TCP segments larger than that. Only a backend with
     /// offloads carries those.
     pub segmentation: bool,
@@ -114,8 +122,13 @@ pub struct Net {
     /// The received packet that the guest has no buffers for yet, and its length.
     waiting: Box<[u8]>,
     waiting_length: Option<usize>,
+    /// The number of pairs that the driver uses.
+    pairs: u16,
+    steering: Steering,
     /// True if transmission is suspended until the backend has room.
     stuck: bool,
+    /// True if frames wait in queues whose notifications are off, and the backend has room.
+    behind: bool,
 }
 
 impl fmt::Debug for Net {
@@ -148,7 +161,23 @@ impl Net {
             packet: packet(),
             waiting: packet(),
             waiting_length: None,
+            pairs: 1,
+            steering: Steering::new(),
             stuck: false,
+            behind: false,
+        }
+    }
+
+    /// Returns the number of pairs that the device has.
+    fn most_pairs(&self) -> u16 {
+        self.options.pairs.clamp(1, MAX_PAIRS)
+    }
+
+    /// Returns the queue of commands: the one behind all pairs that the driver knows.
+    fn control_queue(&self) -> u16 {
+        match self.has(FEATURE_PAIRS) {
+            true => 2 * self.most_pairs(),
+            false => 2,
         }
     }
 
@@ -167,8 +196,8 @@ impl Net {
         }
         let [a, b, c, d, e, f] = self.options.mac;
         let [low, high] = self.options.mtu.to_le_bytes();
-        // One pair of queues.
-        [a, b, c, d, e, f, status, 0, 1, 0, low, high]
+        let [pairs, more_pairs] = self.most_pairs().to_le_bytes();
+        [a, b, c, d, e, f, status, 0, pairs, more_pairs, low, high]
     }
 
     /// Ends the backend, which has failed: the link goes down for good.
@@ -184,6 +213,7 @@ impl Net {
         self.restored = false;
         self.waiting_length = None;
         self.stuck = false;
+        self.behind = false;
         self.link = Link::default();
         queues.config_changed();
     }
@@ -246,31 +276,58 @@ impl Net {
         }
     }
 
-    /// Carries out commands.
-    fn control(&mut self, queues: &mut Queues) -> Progress {
+    /// Carries out the commands of a queue.
+    fn control(&mut self, queue: u16, queues: &mut Queues) -> Progress {
         for _ in 0..COMMANDS_AT_ONCE {
-            let Some(chain) = queues.pop(CONTROL) else {
-                return match queues.listen(CONTROL) {
+            let Some(chain) = queues.pop(queue) else {
+                return match queues.listen(queue) {
                     true => Progress::More,
                     false => Progress::Idle,
                 };
             };
             if chain.readable() < 2 || chain.writable() < 1 {
-                queues.reject(CONTROL, chain, ChainError::Direction);
+                queues.reject(queue, chain, ChainError::Direction);
                 continue;
             }
-            let mut command = [0; 2];
-            let _ = chain.read(queues.memory(), 0, &mut command);
-            let known = [VIRTIO_NET_CTRL_ANNOUNCE, VIRTIO_NET_CTRL_ANNOUNCE_ACK];
-            let done = command.map(u32::from) == known && self.has(FEATURE_ANNOUNCE);
-            if done {
-                self.link.announce = false;
-            }
+            let mut command = [0; 4];
+            let length = chain.read(queues.memory(), 0, &mut command);
+            let done = self.carry_out(command.get(..length).unwrap_or_default());
             let answer = if done { VIRTIO_NET_OK } else { VIRTIO_NET_ERR } as u8;
             let length = chain.write(queues.memory(), 0, &[answer]);
-            queues.give(CONTROL, chain, length);
+            queues.give(queue, chain, length);
         }
         Progress::More
+    }
+
+    /// Carries out a command: its class, its number, and its data. Returns whether it is known and
+    /// permitted.
+    fn carry_out(&mut self, command: &[u8]) -> bool {
+        const ANNOUNCED: [u8; 2] = [
+            VIRTIO_NET_CTRL_ANNOUNCE as u8,
+            VIRTIO_NET_CTRL_ANNOUNCE_ACK as u8,
+        ];
+        const PAIRS: [u8; 2] = [
+            VIRTIO_NET_CTRL_MQ as u8,
+            VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET as u8,
+        ];
+        let Some((command, data)) = command.split_first_chunk::<2>() else {
+            return false;
+        };
+        match (*command, data) {
+            (ANNOUNCED, _) if self.has(FEATURE_ANNOUNCE) => {
+                self.link.announce = false;
+                true
+            }
+            (PAIRS, &[low, high]) if self.has(FEATURE_PAIRS) => {
+                let pairs = u16::from_le_bytes([low, high]);
+                let is_permitted = (1..=self.most_pairs()).contains(&pairs);
+                if is_permitted {
+                    self.pairs = pairs;
+                }
+                is_permitted
+            }
+            _ => false,
+        }
     }
 }
 
@@ -292,25 +349,34 @@ impl VirtioDevice for Net {
             | FEATURE_STATUS
             | FEATURE_CONTROL
             | FEATURE_ANNOUNCE;
-        match self.options.segmentation {
-            true => always | SEGMENTATION,
-            false => always,
-        }
+        let segmentation = if self.options.segmentation {
+            SEGMENTATION
+        } else {
+            0
+        };
+        let pairs = if self.most_pairs() > 1 {
+            FEATURE_PAIRS
+        } else {
+            0
+        };
+        always | segmentation | pairs
     }
 
-    /// Checks the rules of virtio 1.2, 5.1.3.1: segmentation needs checksums, and an announcement
-    /// its queue.
+    /// Checks the rules of virtio 1.2, 5.1.3.1: segmentation needs checksums, and commands their
+    /// queue.
     fn accepts(&self, features: u64) -> bool {
         let needs = |feature: u64, needed: u64| features & feature == 0 || features & needed != 0;
         needs(
             FEATURE_GUEST_TSO4 | FEATURE_GUEST_TSO6,
             FEATURE_GUEST_CHECKSUM,
         ) && needs(FEATURE_HOST_TSO4 | FEATURE_HOST_TSO6, FEATURE_CHECKSUM)
-            && needs(FEATURE_ANNOUNCE, FEATURE_CONTROL)
+            && needs(FEATURE_ANNOUNCE | FEATURE_PAIRS, FEATURE_CONTROL)
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
-        vec![QUEUE_SIZE, QUEUE_SIZE, CONTROL_SIZE]
+        let mut sizes = vec![QUEUE_SIZE; 2 * usize::from(self.most_pairs())];
+        sizes.push(CONTROL_SIZE);
+        sizes
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
@@ -323,18 +389,24 @@ impl VirtioDevice for Net {
 
     fn process(&mut self, queue: u16, now: Instant, queues: &mut Queues) -> Progress {
         self.prepare(now, queues);
-        match queue {
-            RECEIVE => self.receive(queues),
-            TRANSMIT => self.transmit(queues),
-            CONTROL => self.control(queues),
-            _ => Progress::Idle,
+        if queue == self.control_queue() {
+            return self.control(queue, queues);
+        }
+        match queue % 2 {
+            RECEIVE => {
+                queues.ignore(queue);
+                self.receive(queues)
+            }
+            // The pairs take turns when there is room.
+            _ if self.stuck || self.behind => self.transmit_all(queues),
+            _ => self.transmit(queue / 2, queues),
         }
     }
 
     fn poll(&mut self, now: Instant, queues: &mut Queues) -> Progress {
         self.prepare(now, queues);
-        let sent = match self.stuck {
-            true => self.transmit(queues),
+        let sent = match self.stuck || self.behind {
+            true => self.transmit_all(queues),
             false => Progress::Idle,
         };
         match (self.receive(queues), sent) {
@@ -355,7 +427,10 @@ impl VirtioDevice for Net {
         self.features = 0;
         self.offloads_due = false;
         self.waiting_length = None;
+        self.pairs = 1;
+        self.steering.forget();
         self.stuck = false;
+        self.behind = false;
         self.restored = false;
         self.up_at = None;
         self.link = Link {
@@ -366,13 +441,30 @@ impl VirtioDevice for Net {
 
     fn save(&self) -> Vec<u8> {
         // Packets in flight are lost, and the link starts again.
-        Vec::new()
+        match self.pairs {
+            1 => Vec::new(),
+            pairs => pairs.to_le_bytes().to_vec(),
+        }
     }
 
     fn restore(&mut self, state: &[u8], features: Option<u64>) -> Result<(), DeviceStateError> {
-        DeviceStateError::unless_empty(self.name(), state)?;
+        let pairs = match *state {
+            [low, high] => u16::from_le_bytes([low, high]),
+            _ => {
+                DeviceStateError::unless_empty(self.name(), state)?;
+                1
+            }
+        };
+        let most = self.most_pairs();
+        if !(1..=most).contains(&pairs) {
+            return Err(DeviceStateError {
+                device: self.name(),
+                problem: format!("{pairs} pairs of queues in use, this one has {most}"),
+            });
+        }
         if let Some(features) = features {
             self.begin(features);
+            self.pairs = pairs;
             if self.options.moved {
                 self.link = Link::default();
             }
@@ -382,5 +474,7 @@ impl VirtioDevice for Net {
     }
 }
 
+#[cfg(test)]
+mod pair_tests;
 #[cfg(test)]
 mod tests;

@@ -25,7 +25,6 @@ impl Net {
         if !self.link.up || !queues.ready(RECEIVE) {
             return Progress::Idle;
         }
-        queues.ignore(RECEIVE);
         for _ in 0..FRAMES_AT_ONCE {
             let Some(length) = self.waiting_length else {
                 match self.take(queues) {
@@ -34,8 +33,9 @@ impl Net {
                     false => return Progress::Idle,
                 }
             };
-            if let Placed::Waits(seen) = self.place(length, queues) {
-                return match queues.listen_behind(RECEIVE, seen) {
+            let queue = self.queue_of_waiting(length, queues);
+            if let Placed::Waits(seen) = self.place(length, queue, queues) {
+                return match queues.listen_behind(queue, seen) {
                     true => Progress::More,
                     false => Progress::Idle,
                 };
@@ -43,6 +43,20 @@ impl Net {
             self.waiting_length = None;
         }
         Progress::More
+    }
+
+    /// Returns the queue whose buffers get the waiting packet.
+    fn queue_of_waiting(&self, length: usize, queues: &Queues) -> u16 {
+        let frame = self.waiting.get(HEADER..length).unwrap_or_default();
+        let pair = match self.pairs {
+            1 => 0,
+            pairs => self.steering.pair(frame) % pairs,
+        };
+        let queue = RECEIVE + 2 * pair;
+        match queues.ready(queue) {
+            true => queue,
+            false => RECEIVE,
+        }
     }
 
     /// Takes the next packet from the backend. Returns whether there was one.
@@ -70,24 +84,24 @@ impl Net {
 
     /// Puts the waiting packet into as many of the guest's buffers as it needs: with merged buffers
     /// several chains, else one.
-    fn place(&mut self, length: usize, queues: &mut Queues) -> Placed {
+    fn place(&mut self, length: usize, queue: u16, queues: &mut Queues) -> Placed {
         let merged = self.has(FEATURE_MERGED_BUFFERS);
-        let before = queues.taken(RECEIVE);
+        let before = queues.taken(queue);
         let mut chains: Vec<Chain> = Vec::new();
         let mut room = 0usize;
         while room < length {
-            let Some(chain) = queues.pop(RECEIVE) else {
-                return self.short_of_buffers(chains, before, queues);
+            let Some(chain) = queues.pop(queue) else {
+                return self.short_of_buffers(chains, before, queue, queues);
             };
             if chain.readable() > 0 || chain.writable() < HEADER {
-                queues.reject(RECEIVE, chain, ChainError::Direction);
+                queues.reject(queue, chain, ChainError::Direction);
                 continue;
             }
             room = room.saturating_add(chain.writable());
             chains.push(chain);
             if !merged && room < length {
                 // It fits into no buffer of this driver: the network loses it.
-                self.put_back(chains, before, queues);
+                self.put_back(chains, before, queue, queues);
                 return Placed::Done;
             }
         }
@@ -97,17 +111,23 @@ impl Net {
             let left = self.waiting.get(done..length).unwrap_or_default();
             let written = chain.write(queues.memory(), 0, left);
             done += written;
-            queues.give(RECEIVE, chain, written);
+            queues.give(queue, chain, written);
         }
         Placed::Done
     }
 
     /// Puts chains back that are too few for the packet. It waits for more, unless the driver has
     /// filled its queue: then it is lost.
-    fn short_of_buffers(&self, chains: Vec<Chain>, before: u16, queues: &mut Queues) -> Placed {
-        let full = chains.len() >= usize::from(queues.size(RECEIVE).max(1));
-        let seen = queues.taken(RECEIVE);
-        self.put_back(chains, before, queues);
+    fn short_of_buffers(
+        &self,
+        chains: Vec<Chain>,
+        before: u16,
+        queue: u16,
+        queues: &mut Queues,
+    ) -> Placed {
+        let full = chains.len() >= usize::from(queues.size(queue).max(1));
+        let seen = queues.taken(queue);
+        self.put_back(chains, before, queue, queues);
         match full {
             true => Placed::Done,
             false => Placed::Waits(seen),
@@ -116,13 +136,13 @@ impl Net {
 
     /// Puts back the chains that were taken since `before`. If others between them were rejected,
     /// the queue cannot go back to the first, and they are returned empty.
-    fn put_back(&self, chains: Vec<Chain>, before: u16, queues: &mut Queues) {
-        let taken = queues.taken(RECEIVE).wrapping_sub(before);
+    fn put_back(&self, chains: Vec<Chain>, before: u16, queue: u16, queues: &mut Queues) {
+        let taken = queues.taken(queue).wrapping_sub(before);
         let together = usize::from(taken) == chains.len();
         for chain in chains.into_iter().rev() {
             match together {
-                true => queues.put_back(RECEIVE, chain),
-                false => queues.reject(RECEIVE, chain, ChainError::Content),
+                true => queues.put_back(queue, chain),
+                false => queues.reject(queue, chain, ChainError::Content),
             }
         }
     }

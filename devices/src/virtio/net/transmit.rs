@@ -10,15 +10,33 @@ use super::{
 use crate::virtio::{Chain, Progress, Queues};
 
 impl Net {
-    /// Sends the guest's frames until there are no more, or the backend has no room.
-    pub(super) fn transmit(&mut self, queues: &mut Queues) -> Progress {
+    /// Sends the guest's frames of all pairs, as [`Self::transmit`] does for one.
+    pub(super) fn transmit_all(&mut self, queues: &mut Queues) -> Progress {
         self.stuck = false;
-        queues.ignore(TRANSMIT);
+        self.behind = false;
+        let mut progress = Progress::Idle;
+        for pair in 0..self.most_pairs() {
+            if self.transmit(pair, queues) == Progress::More {
+                progress = Progress::More;
+            }
+            if self.stuck {
+                return Progress::Idle;
+            }
+        }
+        // The notifications of a queue with more frames are off.
+        self.behind = progress == Progress::More;
+        progress
+    }
+
+    /// Sends the guest's frames of a pair until there are no more, or the backend has no room.
+    pub(super) fn transmit(&mut self, pair: u16, queues: &mut Queues) -> Progress {
+        let queue = TRANSMIT + 2 * pair;
+        queues.ignore(queue);
         for _ in 0..FRAMES_AT_ONCE {
-            let Some(chain) = queues.pop(TRANSMIT) else {
+            let Some(chain) = queues.pop(queue) else {
                 self.settle(queues);
                 // Chains that came between the last check and now are not notified.
-                return match queues.listen(TRANSMIT) {
+                return match queues.listen(queue) {
                     true => Progress::More,
                     false => Progress::Idle,
                 };
@@ -26,23 +44,30 @@ impl Net {
             let packet = match self.read(&chain, queues) {
                 Ok(packet) => packet,
                 Err(error) => {
-                    queues.reject(TRANSMIT, chain, error);
+                    queues.reject(queue, chain, error);
                     continue;
                 }
             };
             let Some(backend) = &mut self.backend else {
-                queues.give(TRANSMIT, chain, 0);
+                queues.give(queue, chain, 0);
                 continue;
             };
-            match backend.send(self.packet.get(..packet).unwrap_or_default()) {
-                Ok(()) => queues.give(TRANSMIT, chain, 0),
+            let packet = self.packet.get(..packet).unwrap_or_default();
+            match backend.send(packet) {
+                Ok(()) => {
+                    if self.pairs > 1 {
+                        let frame = packet.get(HEADER..).unwrap_or_default();
+                        self.steering.sent(frame, pair);
+                    }
+                    queues.give(queue, chain, 0);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    queues.put_back(TRANSMIT, chain);
+                    queues.put_back(queue, chain);
                     self.stuck = true;
                     return Progress::Idle;
                 }
                 Err(error) => {
-                    queues.give(TRANSMIT, chain, 0);
+                    queues.give(queue, chain, 0);
                     self.end(&error, queues);
                 }
             }

@@ -26,7 +26,7 @@ use std::time::SystemTime;
 
 use devices::pci::SharedFunction;
 use devices::virtio::blk::{self, Block, BlockOptions};
-use devices::virtio::net::{Net, NetBackend, NetOptions};
+use devices::virtio::net::{MAX_PAIRS, Net, NetBackend, NetOptions};
 use devices::virtio::rng::{HostEntropy, Rng};
 use devices::virtio::vsock::{Vsock, VsockOptions};
 use devices::virtio::{
@@ -66,6 +66,8 @@ pub(crate) struct Host<'a> {
     pub(crate) ram: &'a GuestRam,
     /// The tape of the guest's inputs.
     pub(crate) tape: &'a Tape,
+    /// The number of vCPUs, each of which has queues of its own in a network card.
+    pub(crate) cpus: u8,
     /// The addresses for the memory of PCI functions.
     pub(crate) pci_window: MmioWindow,
 }
@@ -141,9 +143,9 @@ struct Made {
 }
 
 impl Made {
-    fn new(config: &DeviceConfig, index: usize, tape: &Tape) -> Result<Self, VirtioError> {
+    fn new(config: &DeviceConfig, index: usize, host: &Host<'_>) -> Result<Self, VirtioError> {
         let stream = Stream::Device(u16::try_from(index).unwrap_or(u16::MAX));
-        let tape = tape.clone();
+        let tape = host.tape.clone();
         let far_end = Arc::new(BackendEvent::new()?);
         let made = |model: Box<dyn VirtioDevice>, length, ports| Self {
             model,
@@ -189,6 +191,7 @@ impl Made {
                 let options = NetOptions {
                     mac: net.mac,
                     mtu: net.mtu,
+                    pairs: u16::from(host.cpus).min(MAX_PAIRS),
                     segmentation: net.segmentation,
                     moved: net.moved && !tape.plays(),
                 };
@@ -456,7 +459,7 @@ impl Device {
             ports,
             far_end,
             backend,
-        } = Made::new(config, index, host.tape)?;
+        } = Made::new(config, index, host)?;
         let queues = model.queue_sizes().len();
         let events = Arc::new(DeviceEvents::new(queues, far_end, backend)?);
         let address = match transport {
