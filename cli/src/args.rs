@@ -308,8 +308,8 @@ pub struct Sym {
     /// Look in this process's program and libraries
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: Option<ProcessName>,
-    /// A folder on this host with the guest's files, for those whose pages are not in the guest's
-    /// memory
+    /// A folder on this host with the guest's files, for those whose pages are neither in the
+    /// guest's memory nor on a disk of the machine
     #[arg(long, value_name = "DIR", requires = "process")]
     pub symfs: Option<PathBuf>,
     /// Print one JSON object a line
@@ -331,8 +331,8 @@ pub struct Stack {
     /// The process: its pid or its name
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: ProcessName,
-    /// A folder on this host with the guest's files, for those whose pages are not in the guest's
-    /// memory
+    /// A folder on this host with the guest's files, for those whose pages are neither in the
+    /// guest's memory nor on a disk of the machine
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
     /// Print one JSON object a thread

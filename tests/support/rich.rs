@@ -1,21 +1,37 @@
-//! A guest with the rich kernel and a crowd of processes. Unlike the small one it has modules and
-//! ORC, among others.
+//! A guest with the rich kernel and a crowd of processes. Unlike the small one it has modules, ORC
+//! and a disk, among others.
 //!
 //! It is booted and crowded once and kept in the cache, as the shell (`shell.rs`) of the small
 //! kernel is.
 
+use std::collections::hash_map::DefaultHasher;
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
+use guest::Terminal;
 use guest::build::initramfs::ExtraFile;
+use guest::build::programs;
+use vmm::machine::{DiskConfig, VirtioConfig};
 
 use crate::crowd;
-use crate::host::Host;
+use crate::host::{Host, cache};
 use crate::kernel::Kernel;
 use crate::shell::{self, Parts, Shape, Shell};
 
 /// The path of the RAM disk's module in the guest. It is not loaded yet.
 pub const BRD: &str = "/lib/brd.ko";
+/// The disk, which nothing has mounted yet: ext2, with the program [`STORED`].
+pub const DISK: &str = "/dev/vda";
+/// The name of the program on the disk: `fsload`, with its symbols far behind what it maps.
+pub const STORED: &str = "stored";
+/// The number of bytes between what the program on the disk maps and its symbols.
+const PADDING: usize = 256 << 10;
+/// The name of the disk's image in its folder.
+const IMAGE: &str = "image";
 /// The name of the cache's entries and lock.
 const TOPIC: &str = "tests-rich";
 
@@ -44,9 +60,50 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
         let parts = Parts {
             kernel,
             initramfs: shell::full_initramfs_with(vec![module]),
-            shape: Shape::default(),
+            shape: Shape {
+                virtio: VirtioConfig {
+                    disks: vec![DiskConfig::new(disk(), true)],
+                    ..VirtioConfig::default()
+                },
+                ..Shape::default()
+            },
             lines: &crowd::START,
         };
         parts.kept(host, TOPIC)
     })
+}
+
+/// Returns the words by which the command restores a copy of the guest.
+///
+/// # Panics
+/// If the guest cannot be made.
+pub fn restore(host: &Host) -> [OsString; 3] {
+    let folder = snapshot_folder(host);
+    ["--disks-as-saved".into(), "--restore".into(), folder.into()]
+}
+
+/// Returns the image of the disk.
+fn disk() -> PathBuf {
+    let programs = programs::build(&cache(), &Terminal::new());
+    let programs = programs.unwrap_or_else(|e| panic!("programs: {e}"));
+    let program = fs::read(programs.path("fsload")).unwrap_or_else(|e| panic!("fsload: {e}"));
+    let mut hash = DefaultHasher::new();
+    (&program, STORED, PADDING).hash(&mut hash);
+    let name = format!("{:016x}", hash.finish());
+    let folder = shell::kept("tests-disk", &name, |folder| {
+        let files = folder.join("files");
+        fs::create_dir_all(&files).unwrap_or_else(|e| panic!("{}: {e}", files.display()));
+        let padding = folder.join("padding");
+        fs::write(&padding, [b'p'; PADDING]).unwrap_or_else(|e| panic!("{e}"));
+        let mut command = Command::new("objcopy");
+        command.arg(format!("--add-section=.padding={}", padding.display()));
+        command.arg(programs.path("fsload")).arg(files.join(STORED));
+        let ended = command.status();
+        assert!(ended.is_ok_and(|status| status.success()), "{command:?}");
+        let mut command = Command::new("/usr/sbin/mke2fs");
+        command.args(["-q", "-F", "-t", "ext2", "-d"]).arg(&files);
+        let ended = command.arg(folder.join(IMAGE)).arg("4M").status();
+        assert!(ended.is_ok_and(|status| status.success()), "{command:?}");
+    });
+    folder.join(IMAGE)
 }

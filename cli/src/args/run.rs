@@ -257,8 +257,8 @@ pub struct Run {
     /// Let clients trace through the device dt(4), the socket `dt` in the machine's run directory
     #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
     pub dt: Switch,
-    /// Take the guest's files from this copy where the guest's memory lacks them, for addresses
-    /// that the device dt(4) resolves
+    /// Take the guest's files from this copy where the guest's memory and disks lack them, for
+    /// addresses that the device dt(4) resolves
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
 }

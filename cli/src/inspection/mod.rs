@@ -1,5 +1,5 @@
 //! Inspection of the running guest for `ps`, `maps`, `sym` and `stack`, on the machine's side of
-//! the control socket.
+//! the control socket. What the memory lacks of a program is read from the guest's disks.
 //!
 //! The guest is paused for each request, and the answer has the length of the pause. The facts
 //! about its kernel are found at the first request and kept.
@@ -8,6 +8,7 @@ mod container;
 mod find;
 mod inspected;
 mod processes;
+mod stored;
 mod symbols;
 
 use std::fmt::Display;
@@ -36,6 +37,7 @@ use crate::saved_guest::SavedGuest;
 use find::{find, without_memory};
 pub use inspected::InspectedGuest;
 use processes::Descriptions;
+use stored::GuestDisks;
 use symbols::{kernel_symbols, named_objects, unknown_symbol, user_symbols};
 
 /// The approximate limit of an answer's parts in bytes: a guest's inventions must not fill the
@@ -83,6 +85,8 @@ struct Standing<'m> {
     since: Instant,
     cpus: Vec<CpuState>,
     system: Arc<System>,
+    /// The disks of a machine.
+    disks: Option<GuestDisks<'m>>,
 }
 
 impl<'v> Inspection<'v> {
@@ -180,10 +184,11 @@ impl<'v> Inspection<'v> {
             since,
             cpus,
             system,
+            disks,
             memory,
         } = self.pause()?;
         let memory = PausedMemory::new(memory);
-        let look = system.look(&memory, &cpus);
+        let look = with_disks(system.look(&memory, &cpus), disks.as_ref());
         let mut incomplete = Vec::new();
         let (mut objects, mut loaded) = (None, None);
         match name {
@@ -321,6 +326,10 @@ impl<'v> Inspection<'v> {
     /// Pauses the guest.
     fn pause(&self) -> Result<Standing<'v>, RequestError> {
         let since = Instant::now();
+        let disks = match self.guest {
+            Guest::Machine(machine, _) => Some(GuestDisks::new(machine)),
+            Guest::Saved(_) => None,
+        };
         let (paused, cpus) = match self.guest {
             Guest::Machine(machine, _) => {
                 let paused = machine.pause();
@@ -345,6 +354,7 @@ impl<'v> Inspection<'v> {
             since,
             cpus,
             system,
+            disks,
         })
     }
 }
@@ -352,12 +362,21 @@ impl<'v> Inspection<'v> {
 impl Standing<'_> {
     fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
         let memory = PausedMemory::new(self.memory);
-        ask(self.system.look(&memory, &self.cpus))
+        let look = self.system.look(&memory, &self.cpus);
+        ask(with_disks(look, self.disks.as_ref()))
     }
 
     /// Resumes the guest.
     fn end(self, incomplete: impl IntoIterator<Item = String>) -> Reading {
         go_on(self.paused, self.since, incomplete)
+    }
+}
+
+/// Adds the disks of a guest that has some.
+fn with_disks<'s>(look: PausedSystem<'s>, disks: Option<&'s GuestDisks<'_>>) -> PausedSystem<'s> {
+    match disks {
+        Some(disks) => look.with_stored(disks),
+        None => look,
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::disk::{Disk, ReadAt};
+use crate::disk::{Disk, ReadAt, Window};
 use crate::entries::{self, Entries, Entry, Part, section};
 use crate::file::File;
 use crate::fs::{FileSystem, FsError};
@@ -133,18 +133,7 @@ impl Image {
     pub fn open(source: Box<dyn ReadAt>) -> Result<Self, OpenError> {
         let disk = Disk::new(source);
         disk.allow(SEARCH);
-        let whole = disk.window();
-        let (table, partitions) = table::read(&whole)?;
-        let volumes = match table {
-            TableKind::None => vec![Volume::of(&whole, None)],
-            _ => {
-                let windows = partitions.into_iter().filter_map(|part| {
-                    let window = whole.part(part.start, part.length)?;
-                    Some(Volume::of(&window, Some(part)))
-                });
-                windows.collect()
-            }
-        };
+        let (table, volumes) = volumes(&disk.window())?;
         let entries = entries::find(&volumes);
         Ok(Self {
             disk,
@@ -305,6 +294,22 @@ impl Image {
         parts.extend(self.troubles().iter().take(4).cloned());
         parts.join("; ")
     }
+}
+
+/// Reads the partition table of a disk, and looks at its volumes.
+pub(crate) fn volumes(whole: &Window) -> io::Result<(TableKind, Vec<Volume>)> {
+    let (table, partitions) = table::read(whole)?;
+    let volumes = match table {
+        TableKind::None => vec![Volume::of(whole, None)],
+        _ => {
+            let windows = partitions.into_iter().filter_map(|part| {
+                let window = whole.part(part.start, part.length)?;
+                Some(Volume::of(&window, Some(part)))
+            });
+            windows.collect()
+        }
+    };
+    Ok((table, volumes))
 }
 
 /// Reads the kernel in the file of an entry: the whole file, or a section of a unified image.

@@ -53,6 +53,23 @@ pub enum FsError {
     Io(#[from] io::Error),
 }
 
+/// An inode of ext2, ext3 or ext4 as a running system has it in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredInode {
+    /// The UUID of its file system; `None` if the system does not keep it (ext2).
+    pub file_system: Option<[u8; 16]>,
+    /// The inode's number.
+    pub number: u64,
+    /// The inode's generation, another one each time that the number is used again.
+    pub generation: u32,
+    /// The file's length in bytes.
+    pub size: u64,
+    /// The space that the file takes, in units of 512 bytes.
+    pub sectors: u64,
+    /// The time of the inode's last change: seconds since 1970, and nanoseconds.
+    pub changed: (i64, u32),
+}
+
 /// A name in a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Item {

@@ -11,6 +11,7 @@
 //! * [`ReadAt`]: the bytes of an image, whatever its format.
 //! * [`Partition`], [`Volume`]: the parts of the disk, and the file systems in them.
 //! * [`Entry`], [`BootFiles`]: what can be booted, and its bytes.
+//! * [`StoredVolumes`]: files of a running system, by their inodes.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -31,6 +32,7 @@ mod file;
 mod fs;
 mod grub;
 mod place;
+mod stored;
 mod table;
 #[cfg(test)]
 mod test_images;
@@ -41,7 +43,8 @@ pub use boot::{BootError, BootFiles, Chosen, Image, Limits, OpenError};
 pub use disk::ReadAt;
 pub use entries::{Entry, Origin};
 pub use file::File;
-pub use fs::FsError;
+pub use fs::{FsError, StoredInode};
 pub use place::Place;
+pub use stored::StoredVolumes;
 pub use table::{Partition, TableKind};
 pub use volume::{Kind, Volume};

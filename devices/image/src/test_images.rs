@@ -119,7 +119,8 @@ fn write_tree(folder: &Path, tree: &Tree<'_>) {
     }
 }
 
-fn run(command: &mut Command) {
+/// Runs a command, and returns its output.
+pub(crate) fn run(command: &mut Command) -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     command.env("MTOOLS_SKIP_CHECK", "1");
@@ -127,6 +128,7 @@ fn run(command: &mut Command) {
     let output = output.unwrap_or_else(|error| panic!("{command:?}: {error}; is it installed?"));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Returns an ext file system of some MiB with these files; `options` are those of mke2fs.

@@ -129,6 +129,15 @@ pub trait VirtioDevice: Send {
         Ok(None)
     }
 
+    /// Fills `buffer` with the bytes of the device's disk from `offset` on, for an observer.
+    ///
+    /// # Errors
+    /// If the device is no disk, or the bytes cannot be read.
+    fn peek_disk(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let _ = (buffer, offset);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Returns the device's own state for a snapshot. Queues and features are the transport's.
     fn save(&self) -> Vec<u8>;
 

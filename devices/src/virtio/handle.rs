@@ -209,6 +209,15 @@ impl DeviceHandle {
         self.0.core().device.overlay()
     }
 
+    /// Fills `buffer` with the bytes of the device's disk from `offset` on, for an observer. The
+    /// guest's requests wait meanwhile.
+    ///
+    /// # Errors
+    /// If the device is no disk, or the bytes cannot be read.
+    pub fn peek_disk(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.core().device.peek_disk(buffer, offset)
+    }
+
     /// Returns the counts of the interrupt.
     #[must_use]
     pub fn interrupt_stats(&self) -> InterruptStats {

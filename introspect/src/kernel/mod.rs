@@ -33,6 +33,7 @@ pub mod running;
 pub mod section_table;
 pub mod shared_bytes;
 pub mod slide;
+pub mod stored_inode;
 pub mod structure;
 pub mod symbols;
 pub mod task;

@@ -99,7 +99,7 @@ impl<'s> GeneratedCode<'s> {
         }
         let layout = known(&system.page_cache).map_err(|lost| text(&lost))?;
         let file = layout.of_inode(view, inode).map_err(|error| text(&error))?;
-        let source = CachedBytes::new(layout, view, file);
+        let source = CachedBytes::new(self.look, layout, file);
         if file.size > MAX_BYTES {
             lost.push(format!(
                 "of its {} bytes only the first {MAX_BYTES} are used",

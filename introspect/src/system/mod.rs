@@ -16,6 +16,7 @@ mod object_symbols;
 mod process_files;
 mod processes;
 mod stacks;
+mod stored_files;
 mod symbolize;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ pub use maps::{Maps, NamedArea};
 pub use process_files::{Floating, ProcessFile};
 pub use processes::Program;
 pub use stacks::ThreadStack;
+pub use stored_files::StoredFiles;
 pub use symbolize::SymbolizedAddress;
 pub use text_files::{TextFile, TextFiles};
 pub use user_objects::{GeneratedPlace, UserObject, UserObjects};
@@ -45,6 +47,7 @@ use crate::kernel::page_cache::PageCacheLayout;
 use crate::kernel::path::LinkLayout;
 use crate::kernel::process::ProcessLayout;
 use crate::kernel::running::RunningKernel;
+use crate::kernel::stored_inode::StoredInodeLayout;
 use crate::kernel::symbols::Symbols;
 use crate::kernel::task::TaskLayout;
 use crate::kernel::task_list::TaskListLayout;
@@ -92,6 +95,8 @@ pub struct System {
     /// `None` in the same way.
     links: Option<LinkLayout>,
     page_cache: Part<PageCacheLayout>,
+    /// `None` if the kernel's types do not describe it.
+    stored_inodes: Option<StoredInodeLayout>,
     vdso: Part<VdsoLayout>,
     /// The module readers. `None` in a kernel that cannot load modules.
     modules: Part<Option<ModuleReaders>>,
@@ -139,6 +144,7 @@ impl System {
             page_cache: part("the page cache", types, |btf| {
                 PageCacheLayout::new(btf, &symbols)
             }),
+            stored_inodes: types.ok().and_then(|btf| StoredInodeLayout::new(btf).ok()),
             vdso: part("the vdso", types, VdsoLayout::new),
             modules: part("modules", types, |btf| ModuleReaders::new(btf, &symbols)),
             bpf: types
@@ -203,6 +209,7 @@ impl System {
             system: self,
             view: memory.view(self.space),
             cpus,
+            stored: None,
         }
     }
 }
@@ -213,6 +220,7 @@ pub struct PausedSystem<'s> {
     system: &'s System,
     view: MemoryView<'s>,
     cpus: &'s [CpuState],
+    stored: Option<&'s dyn StoredFiles>,
 }
 
 impl fmt::Debug for PausedSystem<'_> {

@@ -1,13 +1,16 @@
-//! Files by their paths as a process sees them, read from the page cache, and what a debugger asks
-//! of a process besides.
+//! Files by their paths as a process sees them, read from the page cache and the guest's disks, and
+//! what a debugger asks of a process besides.
 
+use std::cell::OnceCell;
 use std::fmt;
 
+use super::user_objects::CachedBytes;
 use super::{PausedSystem, Unavailable, known};
 use crate::kernel::fpu::FXSAVE;
 use crate::kernel::page_cache::CachedFile;
 use crate::kernel::path::LinkTarget;
 use crate::kernel::task_list::TaskInfo;
+use crate::user::file_bytes::FileBytes;
 use crate::x86_64::PAGE;
 use crate::{CpuRegisters, Gpa, Gva};
 
@@ -21,6 +24,8 @@ pub struct ProcessFile<'s> {
     /// The file.
     pub file: CachedFile,
     look: PausedSystem<'s>,
+    /// The file on the disk, opened for the first missing byte.
+    stored: OnceCell<Option<Box<dyn FileBytes + 's>>>,
 }
 
 impl fmt::Debug for ProcessFile<'_> {
@@ -35,12 +40,16 @@ impl<'s> ProcessFile<'s> {
     /// Returns a file as it is in the page cache of a paused system.
     #[must_use]
     pub fn new(look: PausedSystem<'s>, file: CachedFile) -> Self {
-        Self { file, look }
+        Self {
+            file,
+            look,
+            stored: OnceCell::new(),
+        }
     }
 
     /// Reads the file's bytes from `offset` on. `read` reads physical memory, within one page.
-    /// Returns the number of bytes up to the file's end, or up to the first page that is not in
-    /// memory.
+    /// Returns the number of bytes up to the file's end, or up to the first page that is neither in
+    /// memory nor on a disk.
     pub fn read(
         &self,
         offset: u64,
@@ -58,12 +67,23 @@ impl<'s> ProcessFile<'s> {
                 break;
             };
             let there = self.look.cached_byte(&self.file, at);
-            if !there.is_some_and(|gpa| read(gpa, part)) {
+            let is_read = match there {
+                Some(gpa) => read(gpa, part),
+                None => self
+                    .stored()
+                    .is_some_and(|file| file.read_at(at, part).is_ok()),
+            };
+            if !is_read {
                 break;
             }
             done = end;
         }
         done
+    }
+
+    fn stored(&self) -> Option<&(dyn FileBytes + 's)> {
+        let open = || self.look.stored_file(&self.file);
+        self.stored.get_or_init(open).as_deref()
     }
 }
 
@@ -169,7 +189,8 @@ impl<'s> PausedSystem<'s> {
                 let file = cache.of_inode(self.view, inode).ok()?;
                 let size = usize::try_from(file.size).ok()?;
                 let mut text = vec![0; size.min(usize::try_from(PAGE).ok()?)];
-                cache.read(self.view, &file, 0, &mut text).ok()?;
+                let bytes = CachedBytes::new(*self, cache, file);
+                bytes.read_at(0, &mut text).ok()?;
                 Some(text)
             }
         }

@@ -165,7 +165,7 @@ impl<'s> PausedSystem<'s> {
                     file,
                     processes: vec![task.pid],
                     look: *self,
-                    bytes: CachedBytes::new(layout, self.view, file),
+                    bytes: CachedBytes::new(*self, layout, file),
                     symbols: ObjectSymbols::new(&budget),
                 });
             }

@@ -1,9 +1,10 @@
 //! The programs and libraries of a process: the mapping of each, its bytes from the page cache, its
 //! functions.
 //!
-//! Bytes that are not in memory are read from the host, if there is a folder with copies of the
-//! guest's files.
+//! Bytes that are not in memory are read from the guest's disks, and from the host if there is a
+//! folder with copies of the guest's files.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
@@ -13,19 +14,21 @@ use object::elf::PT_GNU_EH_FRAME;
 use super::generated_code::GeneratedCode;
 use super::object_symbols::{Budget, ObjectSymbols};
 use super::{NamedArea, PausedSystem, Unavailable};
+use crate::Gva;
 use crate::kernel::page_cache::{CachedFile, CachedPage, PageCacheLayout};
 use crate::kernel::task_list::TaskInfo;
 use crate::kernel::vma::VmaFlags;
 use crate::stack::user::{MappedObject, MissingBytes, ObjectBytes, UserUnwinder};
 use crate::user::build_id::BuildId;
 use crate::user::demangle::demangle;
-use crate::user::file_bytes::{FileBytes, FileMapping, LayeredBytes, Missing, PagedBytes};
+use crate::user::file_bytes::{
+    FileBytes, FileMapping, LayeredBytes, Missing, MissingCause, PagedBytes,
+};
 use crate::user::load_base::LoadBase;
 use crate::user::object_file::{ObjectFile, Segment};
 use crate::user::symbols::{Function, FunctionSymbols};
 use crate::user::symfs::{BuildCheck, HostFile, Symfs, SymfsError};
 use crate::user::vdso::Vdso;
-use crate::{Gva, MemoryView};
 
 /// The maximum number of objects of a process that are read.
 const MAX_OBJECTS: usize = 4096;
@@ -219,23 +222,36 @@ impl ObjectBytes for ByAddress<'_> {
     }
 }
 
-/// A file's bytes from the page cache, and from a copy on the host for missing ones.
+/// A file's bytes from the page cache. Those that it lacks are from the guest's disk, or from a
+/// copy on the host.
 pub(super) struct CachedBytes<'s> {
+    look: PausedSystem<'s>,
     layout: &'s PageCacheLayout,
-    view: MemoryView<'s>,
     file: CachedFile,
+    /// The file on the disk, opened for the first missing byte.
+    stored: OnceCell<Option<Box<dyn FileBytes + 's>>>,
     copy: Option<HostFile>,
 }
 
 impl<'s> CachedBytes<'s> {
-    /// Makes a source of only the bytes in the page cache.
-    pub(super) fn new(layout: &'s PageCacheLayout, view: MemoryView<'s>, file: CachedFile) -> Self {
+    /// Makes a source without a copy on the host.
+    pub(super) fn new(
+        look: PausedSystem<'s>,
+        layout: &'s PageCacheLayout,
+        file: CachedFile,
+    ) -> Self {
         Self {
+            look,
             layout,
-            view,
             file,
+            stored: OnceCell::new(),
             copy: None,
         }
+    }
+
+    fn stored(&self) -> Option<&(dyn FileBytes + 's)> {
+        let open = || self.look.stored_file(&self.file);
+        self.stored.get_or_init(open).as_deref()
     }
 }
 
@@ -245,15 +261,23 @@ impl FileBytes for CachedBytes<'_> {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Missing> {
-        let page = |index| match self.layout.page(self.view, &self.file, index) {
+        let view = self.look.view;
+        let page = |index| match self.layout.page(view, &self.file, index) {
             Ok(CachedPage::Present { gpa, .. }) => Some(gpa),
             _ => None,
         };
-        let cached = PagedBytes::new(self.view.physical(), self.file.size, page);
-        match &self.copy {
-            Some(copy) => LayeredBytes::new(vec![&cached, copy]).read_at(offset, buf),
-            None => cached.read_at(offset, buf),
+        let cached = PagedBytes::new(view.physical(), self.file.size, page);
+        let lost = match cached.read_at(offset, buf) {
+            Err(lost) if lost.cause == MissingCause::NotInMemory => lost,
+            read => return read,
+        };
+        let copy = self.copy.as_ref().map(|copy| copy as &dyn FileBytes);
+        let others: Vec<_> = self.stored().into_iter().chain(copy).collect();
+        if others.is_empty() {
+            return Err(lost);
         }
+        let sources = std::iter::once(&cached as &dyn FileBytes).chain(others);
+        LayeredBytes::new(sources.collect()).read_at(offset, buf)
     }
 }
 
@@ -385,7 +409,7 @@ impl<'s> PausedSystem<'s> {
         let cached = layout
             .open_file(self.view, file)
             .map_err(|error| text(&error))?;
-        let mut bytes = CachedBytes::new(layout, self.view, cached);
+        let mut bytes = CachedBytes::new(*self, layout, cached);
         if let Some(symfs) = symfs {
             let wanted: Option<BuildId> = ObjectFile::parse(&bytes)
                 .ok()

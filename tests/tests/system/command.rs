@@ -116,8 +116,8 @@ fn a_restored_machine_takes_little_memory_of_its_own() {
 fn whoever_traces_a_guest_is_told_of_its_crash() {
     let host = host!();
     let world = World::new();
-    let mut line = words("run --name rich --restore");
-    line.push(rich::snapshot_folder(host).into());
+    let mut line = words("run --name rich");
+    line.extend(rich::restore(host));
     let mut machine = world.start(line);
     machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
         let vms = world.run(words("vms"), COMMAND_LIMIT);

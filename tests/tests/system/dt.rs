@@ -472,8 +472,8 @@ fn arguments_are_told_by_size(client: &mut Client, probe: u32, types: &[&str]) {
 fn openbsds_groups_fire_in_linux_with_openbsds_arguments() {
     let host = host!();
     let world = World::new();
-    let mut line = words(&format!("run --name {NAME} --restore"));
-    line.push(rich::snapshot_folder(host).into());
+    let mut line = words(&format!("run --name {NAME}"));
+    line.extend(rich::restore(host));
     let mut machine = world.start(line);
     machine.wait_until("machine", COMMAND_LIMIT, |_, _| socket(&world).exists());
     let mut client = Client::open(&world, false);

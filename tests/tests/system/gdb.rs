@@ -362,8 +362,8 @@ fn crashes_of_programs_in_several_languages_have_their_stacks() {
 fn the_kernel_is_debugged_without_a_file_of_it() {
     let host = host!();
     let world = World::new();
-    let mut line = words("run --name g --restore");
-    line.push(rich::snapshot_folder(host).into());
+    let mut line = words("run --name g");
+    line.extend(rich::restore(host));
     let mut machine = world.start(line);
     machine.type_line(&format!("insmod {} && echo loaded=$((6*7))", rich::BRD));
     machine.wait_until("module", COMMAND_LIMIT, |stdout, _| {

@@ -40,6 +40,7 @@ mod script_counts;
 mod scripts;
 mod second_opinion;
 mod shell;
+mod stored_files;
 mod trace;
 mod trace_device;
 mod tracepoint_fields;

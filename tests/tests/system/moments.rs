@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
 
 use support::command::{Ended, Running, World, words};
 use support::shell::COMMAND_LIMIT;
@@ -98,9 +97,14 @@ fn what_cannot_be_kept_is_refused_before_anything_runs() {
 }
 
 /// Starts a machine of the guest with a shell, with a history.
-fn with_history(world: &World, folder: &Path, name: &str, options: &str) -> Running {
-    let mut line = words(&format!("run --name {name} {options} --restore"));
-    line.push(folder.into());
+fn with_history(
+    world: &World,
+    restore: impl IntoIterator<Item = OsString>,
+    name: &str,
+    options: &str,
+) -> Running {
+    let mut line = words(&format!("run --name {name} {options}"));
+    line.extend(restore);
     let machine = world.start(line);
     answer(machine, "x=6; echo up=$((x*7))", "up=42")
 }
@@ -119,8 +123,7 @@ fn a_guest_that_panicked_is_restored_as_it_was_before() {
     let host = host!();
     let world = World::new();
     let options = "--history 1h,every=50ms --snapshots kept";
-    let folder = rich::snapshot_folder(host);
-    let mut machine = with_history(&world, folder, "first", options);
+    let mut machine = with_history(&world, rich::restore(host), "first", options);
 
     // Its first checkpoint is older than the line that was typed.
     let rewound = world.run(words("rewind --vm first --ago 1h back"), COMMAND_LIMIT);
@@ -155,15 +158,15 @@ fn a_guest_that_panicked_is_restored_as_it_was_before() {
         ("now", "echo x=$((x+1))", "x=7"),
         ("kept/before-panic", "echo there=$((1+1))", "there=2"),
     ] {
-        let words = words("run --name second --restore").into_iter();
-        let machine = world.start(words.chain([OsString::from(snapshot)]));
+        let restore = words("run --name second --disks-as-saved --restore").into_iter();
+        let machine = world.start(restore.chain([OsString::from(snapshot)]));
         let machine = answer(machine, line, expected);
         world.stop("second", machine);
     }
 
     // With the recorded input it comes to the same end, by what was typed.
-    let words = words("run --replay --restore kept/before-panic");
-    let again = world.run(words, COMMAND_LIMIT);
+    let line = words("run --replay --disks-as-saved --restore kept/before-panic");
+    let again = world.run(line, COMMAND_LIMIT);
     assert_eq!(again.status, 1, "{again:?}");
     assert!(again.stdout.contains("more=12"), "{again:?}");
     for part in [
@@ -173,7 +176,10 @@ fn a_guest_that_panicked_is_restored_as_it_was_before() {
     ] {
         assert!(again.stderr.contains(part), "{part}: {again:?}");
     }
-    let refused = world.run(["run", "--replay", "--restore", "now"], COMMAND_LIMIT);
+    let refused = world.run(
+        words("run --replay --disks-as-saved --restore now"),
+        COMMAND_LIMIT,
+    );
     assert!(
         refused
             .stderr

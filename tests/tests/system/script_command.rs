@@ -80,8 +80,8 @@ fn a_restored_machine_ends_with_its_script() {
     let host = host!();
     let world = World::new();
     let script = "kprobe:vfs_write:entry /comm == \"sh\"/ { printf(\"%s writes %d\\n\", comm, args.count); exit(); }";
-    let mut line: Vec<OsString> = ["run", "-e", script, "--restore"].map(Into::into).into();
-    line.push(rich::snapshot_folder(host).into());
+    let mut line: Vec<OsString> = ["run", "-e", script].map(Into::into).into();
+    line.extend(rich::restore(host));
     let mut machine = world.start(line);
     machine.wait_until("attached probes", COMMAND_LIMIT, |_, stderr| {
         stderr.contains("exotrace: attached 1 probe\n")

@@ -40,9 +40,9 @@ pub use end::RunEnd;
 pub use handle::{EndWatch, Handle};
 pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
-    BlockBackend, ConsoleConfig, ConsolePorts, DiskConfig, ETHERNET_MTU, FIRST_CID, ImageError,
-    ImageFormat, MAX_DEVICES, NetConfig, NetConnection, Overlay, TapError, Transport, VirtioConfig,
-    VirtioError, VirtioStats, VsockConfig, VsockSocket,
+    BlockBackend, ConsoleConfig, ConsolePorts, DiskConfig, DiskReader, ETHERNET_MTU, FIRST_CID,
+    ImageError, ImageFormat, MAX_DEVICES, NetConfig, NetConnection, Overlay, TapError, Transport,
+    VirtioConfig, VirtioError, VirtioStats, VsockConfig, VsockSocket,
 };
 
 use crate::boot::AcpiConfig;
@@ -272,6 +272,11 @@ impl Machine {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// Returns the machine's disks, for reading, in the order in which they were given.
+    pub fn disks(&self) -> Vec<DiskReader> {
+        self.devices.virtio.disks()
     }
 
     pub(crate) fn devices(&self) -> &Devices {

@@ -132,6 +132,10 @@ impl BlockBackend for TapedDisk {
         self.inner.read_at(buffer, offset)
     }
 
+    fn peek(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.inner.peek(buffer, offset)
+    }
+
     fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()> {
         self.note(b'w', offset, data.len() as u64, data);
         self.inner.write_at(data, offset)

@@ -136,7 +136,9 @@ fn mapped(
             }
         }
     });
+    let stored = look.stored_file(&cached);
     let mut sources: Vec<&dyn FileBytes> = vec![&in_memory];
+    sources.extend(stored.as_deref());
     sources.extend(copy.as_ref().map(|copy| copy as &dyn FileBytes));
     let (file, missing) = filled(&LayeredBytes::new(sources))
         .map_err(|error| Refused::new(Errno::Enomem, error.to_string()))?;
@@ -147,7 +149,7 @@ fn mapped(
         file: file.into(),
         incomplete: (missing > 0).then(|| {
             format!(
-                "{}: {missing} pages of {PAGE} bytes are not in the guest's memory, and are zeros in the client's copy",
+                "{}: {missing} pages of {PAGE} bytes are neither in the guest's memory nor on its disk, and are zeros in the client's copy",
                 String::from_utf8_lossy(&area.name)
             )
         }),

@@ -6,7 +6,7 @@
 
 mod blocks;
 
-use super::{FsError, Item, MOST_COMPONENTS, MOST_DIRECTORY, MOST_NAMES, components};
+use super::{FsError, Item, MOST_COMPONENTS, MOST_DIRECTORY, MOST_NAMES, StoredInode, components};
 use crate::bytes::{array, byte, long, short, text, uuid, word};
 use crate::disk::{ReadAt as _, Window};
 use crate::file::File;
@@ -33,6 +33,8 @@ const HARMLESS: u32 = 0x2 | 0x100 | 0x200 | 0x400 | 0x2000 | 0x4000 | 0x8000 | 0
 
 // Flags of inodes.
 const ENCRYPTED: u32 = 0x800;
+/// The inode's space is in blocks.
+const HUGE: u32 = 0x4_0000;
 const HAS_EXTENTS: u32 = 0x8_0000;
 const HAS_INLINE_DATA: u32 = 0x1000_0000;
 
@@ -60,6 +62,12 @@ struct Inode {
     mode: u16,
     size: u64,
     flags: u32,
+    generation: u32,
+    /// Its space, in units of 512 bytes unless a flag says otherwise.
+    sectors: u64,
+    /// The time of its last change: seconds and nanoseconds.
+    changed: (i64, u32),
+    has_attribute_block: bool,
     /// The root of its blocks, or a short symbolic link.
     block: [u8; 60],
 }
@@ -283,7 +291,7 @@ impl Ext {
             .checked_mul(self.block.into())
             .and_then(|at| at.checked_add(within * u64::from(self.inode_size)))
             .ok_or_else(damaged)?;
-        let raw: [u8; 128] = self.window.bytes(at)?;
+        let raw = self.window.vec(at, usize::from(self.inode_size))?;
         let parsed = (|| {
             let size = long(
                 &[array::<4>(&raw, 0x4)?, array::<4>(&raw, 0x6c)?].concat(),
@@ -293,6 +301,10 @@ impl Ext {
                 mode: short(&raw, 0)?,
                 size,
                 flags: word(&raw, 0x20)?,
+                generation: word(&raw, 0x64)?,
+                sectors: u64::from(short(&raw, 0x74)?) << 32 | u64::from(word(&raw, 0x1c)?),
+                changed: changed(&raw)?,
+                has_attribute_block: word(&raw, 0x68)? != 0 || short(&raw, 0x76)? != 0,
                 block: array(&raw, 0x28)?,
             })
         })();
@@ -301,18 +313,70 @@ impl Ext {
 
     /// Returns the places of an inode's bytes.
     fn content(&self, inode: &Inode) -> Result<File, FsError> {
+        Ok(self.content_and_blocks(inode)?.0)
+    }
+
+    /// Returns the places of an inode's bytes, and the number of blocks that they and their tree
+    /// take; `None` for a map of blocks.
+    fn content_and_blocks(&self, inode: &Inode) -> Result<(File, Option<u64>), FsError> {
         if inode.flags & ENCRYPTED != 0 {
             return Err(FsError::Unsupported("encryption of a file"));
         }
         if inode.flags & HAS_INLINE_DATA != 0 {
             return Err(FsError::Unsupported("data within an inode"));
         }
-        let runs = match inode.flags & HAS_EXTENTS {
-            0 => blocks::mapped(&self.window, self.block, &inode.block, inode.size)?,
-            _ => blocks::extents(&self.window, self.block, &inode.block, inode.size)?,
+        let (window, block, root) = (&self.window, self.block, &inode.block);
+        let (runs, blocks) = match inode.flags & HAS_EXTENTS {
+            0 => (blocks::mapped(window, block, root, inode.size)?, None),
+            _ => {
+                let (runs, blocks) = blocks::extents(window, block, root, inode.size)?;
+                (runs, Some(blocks))
+            }
         };
-        Ok(File::new(self.window.clone(), runs, inode.size))
+        Ok((File::new(window.clone(), runs, inode.size), blocks))
     }
+
+    /// Returns the file of an inode that a running system has in memory, or `None` if the disk has
+    /// another one, or not yet its newest state.
+    pub(crate) fn stored(&self, wanted: &StoredInode) -> Result<Option<File>, FsError> {
+        if wanted.file_system.is_some_and(|id| uuid(id) != self.uuid) {
+            return Ok(None);
+        }
+        let Ok(number) = u32::try_from(wanted.number) else {
+            return Ok(None);
+        };
+        let inode = self.inode(number)?;
+        let per_block = u64::from(self.block / 512);
+        let sectors = match inode.flags & HUGE {
+            0 => Some(inode.sectors),
+            _ => inode.sectors.checked_mul(per_block),
+        };
+        let is_same = inode.is_file()
+            && inode.generation == wanted.generation
+            && inode.size == wanted.size
+            && inode.changed == wanted.changed
+            && sectors == Some(wanted.sectors);
+        if !is_same {
+            return Ok(None);
+        }
+        let (file, blocks) = self.content_and_blocks(&inode)?;
+        // The nodes of its tree may be older than the inode.
+        let counted = blocks.map(|blocks| blocks.saturating_add(inode.has_attribute_block.into()));
+        let is_whole = counted.is_none_or(|counted| counted.checked_mul(per_block) == sectors);
+        Ok(is_whole.then_some(file))
+    }
+}
+
+/// Returns the time of an inode's last change: 32 bits of seconds, and behind the first 128 bytes
+/// two more with the nanoseconds, if it has them.
+fn changed(raw: &[u8]) -> Option<(i64, u32)> {
+    let seconds = i64::from(word(raw, 0xc)?.cast_signed());
+    let extra = match short(raw, 0x80) {
+        // `i_extra_isize` covers the field.
+        Some(size) if size >= 8 => word(raw, 0x84)?,
+        _ => return Some((seconds, 0)),
+    };
+    Some((seconds + (i64::from(extra & 3) << 32), extra >> 2))
 }
 
 /// Splits the first record off a block of a folder: its name, inode and type, and the rest.

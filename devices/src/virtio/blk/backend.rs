@@ -19,6 +19,14 @@ pub trait BlockBackend: Send {
     /// If a byte of it cannot be read.
     fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// Fills the whole of `buffer` from `offset` on, for an observer and not for the guest.
+    ///
+    /// # Errors
+    /// If a byte of it cannot be read.
+    fn peek(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_at(buffer, offset)
+    }
+
     /// Writes the whole of `data` from `offset` on.
     ///
     /// # Errors

@@ -163,6 +163,10 @@ impl VirtioDevice for Block {
         self.disk.backend.overlay()
     }
 
+    fn peek_disk(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.disk.backend.peek(buffer, offset)
+    }
+
     fn save(&self) -> Vec<u8> {
         // The only state follows from the features.
         Vec::new()

@@ -11,6 +11,7 @@
 //! paused. They must not pause it, nor wait for somebody who does.
 
 mod config;
+mod disk_reader;
 mod interrupt;
 mod layout;
 mod net;
@@ -41,6 +42,7 @@ pub use devices::virtio::blk::{BlockBackend, ImageError, ImageFormat, Overlay, O
 
 pub use config::{ConsoleConfig, DiskConfig, Transport, VirtioConfig, VirtioError};
 pub(crate) use config::{DeviceConfig, places};
+pub use disk_reader::DiskReader;
 pub use layout::MAX_DEVICES;
 pub use net::{ETHERNET_MTU, NetConfig, NetConnection};
 pub use ports::ConsolePorts;
@@ -318,6 +320,16 @@ impl Devices {
     pub(crate) fn overlays(&self) -> io::Result<Vec<OverlayFile>> {
         let overlays = self.0.iter().map(|device| device.handle.overlay());
         overlays.filter_map(Result::transpose).collect()
+    }
+
+    /// Returns the disks, in the order in which they were given.
+    pub(crate) fn disks(&self) -> Vec<DiskReader> {
+        let reader = |device: &Device| {
+            let length = device.identity.length?;
+            let handle = device.handle.clone();
+            Some(DiskReader { handle, length })
+        };
+        self.0.iter().filter_map(reader).collect()
     }
 
     /// Restores the saved state of a machine with the same devices.

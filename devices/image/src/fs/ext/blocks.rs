@@ -25,6 +25,8 @@ struct Walk<'a> {
     size: u64,
     runs: Runs,
     nodes: u32,
+    /// The blocks of all extents, those beyond its size included.
+    blocks: u64,
 }
 
 impl Walk<'_> {
@@ -80,6 +82,8 @@ impl Walk<'_> {
                 }
                 None => {
                     let count = u64::from(short(entry, 4).unwrap_or_default());
+                    let unwritten = count.checked_sub(LONGEST).filter(|count| *count > 0);
+                    self.blocks = self.blocks.saturating_add(unwritten.unwrap_or(count));
                     if count > 0 && count <= LONGEST {
                         self.add(first, block, count)?;
                     }
@@ -121,19 +125,22 @@ fn walk(window: &Window, block: u32, size: u64) -> Walk<'_> {
         size,
         runs: Runs::new(),
         nodes: 0,
+        blocks: 0,
     }
 }
 
-/// Returns the runs of a file with a tree of extents, whose root is in its inode.
+/// Returns the runs of a file with a tree of extents, whose root is in its inode, and the number of
+/// blocks of its extents and of the tree's nodes.
 pub(super) fn extents(
     window: &Window,
     block: u32,
     root: &[u8],
     size: u64,
-) -> Result<Vec<Run>, FsError> {
+) -> Result<(Vec<Run>, u64), FsError> {
     let mut walk = walk(window, block, size);
     walk.extents(root, None)?;
-    Ok(walk.runs.finish())
+    let blocks = walk.blocks.saturating_add(walk.nodes.into());
+    Ok((walk.runs.finish(), blocks))
 }
 
 /// Returns the runs of a file with a map of blocks: twelve, and three trees of one to three levels.
