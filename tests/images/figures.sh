@@ -40,7 +40,7 @@ qemu() {
     rm -f passt.sock
     passt -q -f -s "$PWD/passt.sock" -t 2222:22,5002 2>passt.log &
     passt=$!
-    until grep -q 'now start qemu' passt.log; do
+    until [ -S passt.sock ]; do
         alive $passt || fail "passt"
         sleep 0.1
     done
