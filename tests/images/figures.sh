@@ -37,10 +37,12 @@ network() {
 }
 qemu() {
     name=$1 machine=$2
-    rm -f passt.sock
-    passt -q -f -s "$PWD/passt.sock" -t 2222:22,5002 2>passt.log &
+    # passt makes the socket as the user nobody.
+    sockets=$(mktemp -d)
+    chmod 777 "$sockets"
+    passt -q -f -s "$sockets/passt" -t 2222:22,5002 2>passt.log &
     passt=$!
-    until [ -S passt.sock ]; do
+    until [ -S "$sockets/passt" ]; do
         alive $passt || fail "passt"
         sleep 0.1
     done
@@ -48,7 +50,7 @@ qemu() {
         -accel kvm -cpu host -m 768 -nodefaults -display none -no-user-config -serial "file:$name.serial" \
         -kernel qemu/vmlinuz -initrd qemu/initrd.img -append "$append" \
         -drive "if=none,id=disk,file=$image,format=qcow2,snapshot=on" \
-        -netdev stream,id=net,server=off,addr.type=unix,addr.path=passt.sock \
+        -netdev stream,id=net,server=off,addr.type=unix,addr.path=$sockets/passt \
         -device virtio-blk-pci,drive=disk -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci 2>"$name.log" &
     vmm=$!
 }
