@@ -62,7 +62,7 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
             initramfs: shell::full_initramfs_with(vec![module]),
             shape: Shape {
                 virtio: VirtioConfig {
-                    disks: vec![DiskConfig::new(disk(), true)],
+                    disks: disks(),
                     ..VirtioConfig::default()
                 },
                 ..Shape::default()
@@ -80,6 +80,15 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
 pub fn restore(host: &Host) -> [OsString; 3] {
     let folder = snapshot_folder(host);
     ["--disks-as-saved".into(), "--restore".into(), folder.into()]
+}
+
+/// Returns the disk. A kernel that the environment names finds none: a distribution's does not look
+/// for one where this machine has it.
+fn disks() -> Vec<DiskConfig> {
+    match Kernel::given() {
+        Some(_) => Vec::new(),
+        None => vec![DiskConfig::new(disk(), true)],
+    }
 }
 
 /// Returns the image of the disk.
