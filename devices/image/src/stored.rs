@@ -5,7 +5,6 @@
 //! the nanosecond of its last change, and if its blocks are as many as the inode says.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::boot::{OpenError, volumes};
 use crate::disk::{Disk, ReadAt};
@@ -13,12 +12,12 @@ use crate::file::File;
 use crate::fs::{FileSystem, StoredInode};
 use crate::volume::Volume;
 
-/// The bytes that may be read to find the volumes of a disk, or the blocks of a file.
+/// The bytes that may be read to find the volumes of a disk and the blocks of all its files: those
+/// of some thousand sound ones.
 const SEARCH: u64 = 64 << 20;
 
 /// The volumes of a disk that a running system uses.
 pub struct StoredVolumes {
-    disk: Arc<Disk>,
     volumes: Vec<Volume>,
 }
 
@@ -39,17 +38,16 @@ impl StoredVolumes {
         let disk = Disk::new(source);
         disk.allow(SEARCH);
         let (_, volumes) = volumes(&disk.window())?;
-        Ok(Self { disk, volumes })
+        Ok(Self { volumes })
     }
 
     /// Returns the files of the inode, at most one of each volume. None of a volume whose inode
-    /// differs, is damaged or not read.
+    /// differs, is damaged or not read, or once too much was read.
     pub fn files<'a>(&'a self, wanted: &'a StoredInode) -> impl Iterator<Item = File> + 'a {
         self.volumes.iter().filter_map(move |volume| {
             let Some(FileSystem::Ext(ext)) = &volume.fs else {
                 return None;
             };
-            self.disk.allow(SEARCH);
             ext.stored(wanted).ok().flatten()
         })
     }

@@ -27,7 +27,7 @@ pub use maps::{Maps, NamedArea};
 pub use process_files::{Floating, ProcessFile};
 pub use processes::Program;
 pub use stacks::ThreadStack;
-pub use stored_files::StoredFiles;
+pub use stored_files::{StoredFile, StoredFiles};
 pub use symbolize::SymbolizedAddress;
 pub use text_files::{TextFile, TextFiles};
 pub use user_objects::{GeneratedPlace, UserObject, UserObjects};

@@ -1,11 +1,10 @@
 //! Files by their paths as a process sees them, read from the page cache and the guest's disks, and
 //! what a debugger asks of a process besides.
 
-use std::cell::OnceCell;
 use std::fmt;
 
 use super::user_objects::CachedBytes;
-use super::{PausedSystem, Unavailable, known};
+use super::{PausedSystem, StoredFile, Unavailable, known};
 use crate::kernel::fpu::FXSAVE;
 use crate::kernel::page_cache::CachedFile;
 use crate::kernel::path::LinkTarget;
@@ -24,8 +23,7 @@ pub struct ProcessFile<'s> {
     /// The file.
     pub file: CachedFile,
     look: PausedSystem<'s>,
-    /// The file on the disk, opened for the first missing byte.
-    stored: OnceCell<Option<Box<dyn FileBytes + 's>>>,
+    stored: StoredFile<'s>,
 }
 
 impl fmt::Debug for ProcessFile<'_> {
@@ -41,9 +39,9 @@ impl<'s> ProcessFile<'s> {
     #[must_use]
     pub fn new(look: PausedSystem<'s>, file: CachedFile) -> Self {
         Self {
+            stored: look.stored_file(&file),
             file,
             look,
-            stored: OnceCell::new(),
         }
     }
 
@@ -69,9 +67,7 @@ impl<'s> ProcessFile<'s> {
             let there = self.look.cached_byte(&self.file, at);
             let is_read = match there {
                 Some(gpa) => read(gpa, part),
-                None => self
-                    .stored()
-                    .is_some_and(|file| file.read_at(at, part).is_ok()),
+                None => self.stored.read_at(at, part).is_ok(),
             };
             if !is_read {
                 break;
@@ -79,11 +75,6 @@ impl<'s> ProcessFile<'s> {
             done = end;
         }
         done
-    }
-
-    fn stored(&self) -> Option<&(dyn FileBytes + 's)> {
-        let open = || self.look.stored_file(&self.file);
-        self.stored.get_or_init(open).as_deref()
     }
 }
 

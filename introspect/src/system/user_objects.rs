@@ -4,7 +4,6 @@
 //! Bytes that are not in memory are read from the guest's disks, and from the host if there is a
 //! folder with copies of the guest's files.
 
-use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
@@ -13,7 +12,7 @@ use object::elf::PT_GNU_EH_FRAME;
 
 use super::generated_code::GeneratedCode;
 use super::object_symbols::{Budget, ObjectSymbols};
-use super::{NamedArea, PausedSystem, Unavailable};
+use super::{NamedArea, PausedSystem, StoredFile, Unavailable};
 use crate::Gva;
 use crate::kernel::page_cache::{CachedFile, CachedPage, PageCacheLayout};
 use crate::kernel::task_list::TaskInfo;
@@ -21,9 +20,7 @@ use crate::kernel::vma::VmaFlags;
 use crate::stack::user::{MappedObject, MissingBytes, ObjectBytes, UserUnwinder};
 use crate::user::build_id::BuildId;
 use crate::user::demangle::demangle;
-use crate::user::file_bytes::{
-    FileBytes, FileMapping, LayeredBytes, Missing, MissingCause, PagedBytes,
-};
+use crate::user::file_bytes::{FileBytes, FileMapping, LayeredBytes, Missing, PagedBytes};
 use crate::user::load_base::LoadBase;
 use crate::user::object_file::{ObjectFile, Segment};
 use crate::user::symbols::{Function, FunctionSymbols};
@@ -228,8 +225,7 @@ pub(super) struct CachedBytes<'s> {
     look: PausedSystem<'s>,
     layout: &'s PageCacheLayout,
     file: CachedFile,
-    /// The file on the disk, opened for the first missing byte.
-    stored: OnceCell<Option<Box<dyn FileBytes + 's>>>,
+    stored: StoredFile<'s>,
     copy: Option<HostFile>,
 }
 
@@ -244,14 +240,9 @@ impl<'s> CachedBytes<'s> {
             look,
             layout,
             file,
-            stored: OnceCell::new(),
+            stored: look.stored_file(&file),
             copy: None,
         }
-    }
-
-    fn stored(&self) -> Option<&(dyn FileBytes + 's)> {
-        let open = || self.look.stored_file(&self.file);
-        self.stored.get_or_init(open).as_deref()
     }
 }
 
@@ -267,17 +258,9 @@ impl FileBytes for CachedBytes<'_> {
             _ => None,
         };
         let cached = PagedBytes::new(view.physical(), self.file.size, page);
-        let lost = match cached.read_at(offset, buf) {
-            Err(lost) if lost.cause == MissingCause::NotInMemory => lost,
-            read => return read,
-        };
-        let copy = self.copy.as_ref().map(|copy| copy as &dyn FileBytes);
-        let others: Vec<_> = self.stored().into_iter().chain(copy).collect();
-        if others.is_empty() {
-            return Err(lost);
-        }
-        let sources = std::iter::once(&cached as &dyn FileBytes).chain(others);
-        LayeredBytes::new(sources.collect()).read_at(offset, buf)
+        let mut sources: Vec<&dyn FileBytes> = vec![&cached, &self.stored];
+        sources.extend(self.copy.as_ref().map(|copy| copy as &dyn FileBytes));
+        LayeredBytes::new(sources).read_at(offset, buf)
     }
 }
 

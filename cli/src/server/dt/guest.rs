@@ -137,8 +137,7 @@ fn mapped(
         }
     });
     let stored = look.stored_file(&cached);
-    let mut sources: Vec<&dyn FileBytes> = vec![&in_memory];
-    sources.extend(stored.as_deref());
+    let mut sources: Vec<&dyn FileBytes> = vec![&in_memory, &stored];
     sources.extend(copy.as_ref().map(|copy| copy as &dyn FileBytes));
     let (file, missing) = filled(&LayeredBytes::new(sources))
         .map_err(|error| Refused::new(Errno::Enomem, error.to_string()))?;
