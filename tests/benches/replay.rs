@@ -67,8 +67,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     for (name, line) in PROGRAMS {
         let world = World::new();
-        let mut command = words("run --name bench --history 1h,every=50ms --snapshots . --restore");
-        command.push(rich::snapshot_folder(host).into());
+        let mut command = words("run --name bench --history 1h,every=50ms --snapshots .");
+        command.extend(rich::restore(host));
         let mut machine = world.start(command);
         machine.type_line("echo up=$((6*7))");
         machine.wait_until("shell", COMMAND_LIMIT, |stdout, _| stdout.contains("up=42"));

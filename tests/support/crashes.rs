@@ -93,24 +93,21 @@ pub fn programs() -> &'static Path {
     })
 }
 
-/// Compiles the programs into `folder`, which exists only if all could be.
+/// Compiles the programs into the new `folder`.
 fn compile(folder: &Path) {
-    let unfinished = folder.with_extension("part");
-    let done = |what: std::io::Result<()>| what.unwrap_or_else(|e| panic!("{unfinished:?}: {e}"));
-    done(fs::create_dir_all(&unfinished));
+    let done = |what: std::io::Result<()>| what.unwrap_or_else(|e| panic!("{folder:?}: {e}"));
+    done(fs::create_dir(folder));
     for program in PROGRAMS {
-        done(fs::write(unfinished.join(program.file), program.source));
+        done(fs::write(folder.join(program.file), program.source));
         let mut compiler = Command::new(program.compiler);
-        compiler.current_dir(&unfinished).args(program.flags).args([
-            "-o",
-            program.name,
-            program.file,
-        ]);
+        compiler
+            .current_dir(folder)
+            .args(program.flags)
+            .args(["-o", program.name, program.file]);
         let ran = compiler.output();
         let ran = ran.unwrap_or_else(|e| panic!("{}: {e}", program.compiler));
         assert!(ran.status.success(), "{}: {ran:?}", program.name);
     }
-    done(fs::rename(&unfinished, folder));
 }
 
 fn files() -> Vec<ExtraFile> {

@@ -6,11 +6,12 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use guest::Terminal;
 use guest::build::initramfs::ExtraFile;
@@ -47,7 +48,7 @@ pub fn guest(host: &Host) -> Shell {
 ///
 /// # Panics
 /// If it cannot be made.
-pub fn snapshot_folder(host: &Host) -> &'static Path {
+fn snapshot_folder(host: &Host) -> &'static Path {
     // The guest's parts do not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -111,8 +112,13 @@ fn disk() -> PathBuf {
         assert!(ended.is_ok_and(|status| status.success()), "{command:?}");
         let mut command = Command::new("/usr/sbin/mke2fs");
         command.args(["-q", "-F", "-t", "ext2", "-d"]).arg(&files);
-        let ended = command.arg(folder.join(IMAGE)).arg("4M").status();
+        let image = folder.join(IMAGE);
+        let ended = command.arg(&image).arg("4M").status();
         assert!(ended.is_ok_and(|status| status.success()), "{command:?}");
+        // A disk that is made again is still the one of the guest's snapshot.
+        let made = File::options().write(true).open(&image);
+        let dated = made.and_then(|file| file.set_modified(SystemTime::UNIX_EPOCH));
+        dated.unwrap_or_else(|e| panic!("{}: {e}", image.display()));
     });
     folder.join(IMAGE)
 }

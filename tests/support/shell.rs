@@ -98,17 +98,16 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
     })
 }
 
-/// Returns the folder `TOPIC-NAME` in the cache, made by `make` if it is missing. Older folders of
-/// the topic are removed then.
+/// Returns the folder `TOPIC-NAME` in the cache. If it is missing, `make` makes it, under another
+/// name until it is whole. Older folders of the topic are removed then.
 pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let cache = cache();
     let name = format!("{topic}-{name}");
     if let Some(folder) = cache.entry(&name) {
         return folder;
     }
-    let _lock = cache
-        .lock(topic, &Terminal::new())
-        .unwrap_or_else(|e| panic!("{e}"));
+    let lock = cache.lock(topic, &Terminal::new());
+    let lock = lock.unwrap_or_else(|e| panic!("{e}"));
     // Another process may have made it meanwhile.
     if let Some(folder) = cache.entry(&name) {
         return folder;
@@ -116,9 +115,12 @@ pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf
     while let Some(older) = cache.newest(&format!("{topic}-")) {
         fs::remove_dir_all(&older).unwrap_or_else(|e| panic!("{}: {e}", older.display()));
     }
-    let folder = cache.root().join(name);
-    make(&folder);
-    folder
+    let scratch = cache.scratch(topic, &lock);
+    let scratch = scratch.unwrap_or_else(|e| panic!("{e}"));
+    let new = scratch.path().join(&name);
+    make(&new);
+    let folder = cache.publish(&new, &name);
+    folder.unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The parts of a guest that is booted once and kept.

@@ -33,8 +33,8 @@ impl Watched {
     /// If it cannot be made or restored.
     pub fn new(host: &Host) -> Self {
         let world = World::new();
-        let mut line: Vec<OsString> = ["run", "--name", NAME, "--restore"].map(Into::into).into();
-        line.push(rich::snapshot_folder(host).into());
+        let mut line: Vec<OsString> = ["run", "--name", NAME].map(Into::into).into();
+        line.extend(rich::restore(host));
         let mut machine = world.start(line);
         machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
             world.run(["vms"], COMMAND_LIMIT).stdout.contains(NAME)
