@@ -60,6 +60,7 @@ const BEGINNINGS: [&[u8]; 6] = [
 /// Starts clients and kills them.
 pub fn killed(crowd: &Crowd<'_>, mut random: Rng) {
     while crowd.goes_on() {
+        crowd.pace(KILLED);
         let command = random.choice(COMMANDS).unwrap_or_default();
         let mut child = start(&crowd.guest.world, command);
         thread::sleep(LONGEST.mul_f64(random.f64()));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use support::Host;
 use support::command::{Running, World, words};
-use support::shell::{Answer, COMMAND_LIMIT, Marks};
+use support::shell::{Answer, BOOT_LIMIT, Marks};
 use support::victims;
 
 use crate::control::Control;
@@ -201,7 +201,7 @@ impl Shell {
     /// # Panics
     /// If it fails or does not end.
     pub fn succeed(&mut self, line: &str) -> String {
-        let answer = self.within(line, 3 * COMMAND_LIMIT);
+        let answer = self.within(line, BOOT_LIMIT);
         assert_eq!(answer.status, 0, "{line}: {answer:?}");
         answer.output
     }
@@ -229,7 +229,7 @@ impl Shell {
 
     /// Returns the errors that the kernel reports of itself.
     pub fn kernel_complaints(&mut self) -> Vec<String> {
-        let log = self.within("dmesg", COMMAND_LIMIT).output;
+        let log = self.within("dmesg", BOOT_LIMIT).output;
         let lines = log
             .lines()
             .filter(|line| COMPLAINTS.iter().any(|what| line.contains(what)));

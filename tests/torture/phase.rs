@@ -20,11 +20,15 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 const START_LIMIT: Duration = Duration::from_secs(3);
 /// The client that counts: there is always one, which has the guest's shell.
 const COUNTS: &str = "counts";
+/// The least number of exact counts in a phase.
+const SHARE_OF_COUNTS: u64 = 2;
+/// The time for which a client rests that has done its share.
+const REST: Duration = Duration::from_secs(1);
 /// The interval at which a long phase reports its progress.
 const TELL_INTERVAL: Duration = Duration::from_secs(60);
 /// The time limit for victims to end. A loop's last round may be one of many processes, and nothing
 /// has priority.
-const VICTIMS_LIMIT: Duration = Duration::from_secs(300);
+const VICTIMS_LIMIT: Duration = Duration::from_secs(1200);
 
 /// One part of a run, with its own machines.
 #[derive(Debug, Clone, Copy)]
@@ -110,12 +114,28 @@ impl Crowd<'_> {
 
     /// Returns whether the phase goes on.
     pub fn goes_on(&self) -> bool {
-        let reached = self.began.elapsed() >= self.share.least
-            && self.figure(rounds::FIGURE) >= self.share.rounds
-            && self.figure(clients::KILLED) >= self.share.client_kills
-            && self.figure(saves::FIGURE) >= 1
-            && self.figure(counts::FIGURE) >= 2;
+        let counted = self.figure(counts::FIGURE) >= SHARE_OF_COUNTS;
+        let paced = [rounds::FIGURE, clients::KILLED, saves::FIGURE];
+        let reached = counted && paced.iter().all(|figure| self.is_done(figure));
         !reached && !self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Lets a client rest that has done its share, so that the guest gets on with the others'.
+    pub fn pace(&self, figure: &'static str) {
+        let until = Instant::now() + REST;
+        while self.is_done(figure) && self.goes_on() && Instant::now() < until {
+            thread::sleep(REST / 10);
+        }
+    }
+
+    /// Returns whether the share of a figure is reached, and the least time is over.
+    fn is_done(&self, figure: &str) -> bool {
+        let share = match figure {
+            rounds::FIGURE => self.share.rounds,
+            clients::KILLED => self.share.client_kills,
+            _ => 1,
+        };
+        self.began.elapsed() >= self.share.least && self.figure(figure) >= share
     }
 }
 

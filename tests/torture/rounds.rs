@@ -52,6 +52,7 @@ pub fn run(crowd: &Crowd<'_>, mut random: Rng) {
     assert!(names.len() > 1000, "{} probes", names.len());
     let mut took = Duration::ZERO;
     while crowd.goes_on() {
+        crowd.pace(FIGURE);
         // If arming takes long, the guest runs as long again: else it makes next to no progress.
         thread::sleep(LONGEST.mul_f64(random.f64()) + took.saturating_sub(LONGEST));
         let probes = choose(&names, &mut random);

@@ -26,6 +26,7 @@ pub fn run(crowd: &Crowd<'_>, mut random: Rng) {
     let place = world.path("saves");
     fs::create_dir(&place).unwrap_or_else(|e| panic!("{}: {e}", place.display()));
     while crowd.goes_on() {
+        crowd.pace(FIGURE);
         for _ in 0..random.usize(..3) {
             let mut client = clients::start(world, &["snapshot", "saves/whole"]);
             thread::sleep(Duration::from_millis(random.u64(..1500)));
