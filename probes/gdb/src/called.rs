@@ -85,6 +85,12 @@ impl Returns {
         Ok(true)
     }
 
+    /// Forgets the functions of a program that its process has left.
+    pub(crate) fn leave_program(&mut self, breakpoints: &mut Breakpoints) {
+        let left = std::mem::take(&mut self.0);
+        breakpoints.disable(left.into_iter().map(|known| known.probe));
+    }
+
     /// Moves a thread that has returned to where the client expects it. Returns whether it is one
     /// that the client waits for.
     ///

@@ -1,7 +1,7 @@
 //! The debugger's state: the traps of a process or the kernel, the hold of the machine, and which
 //! hits are reported.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use vmm::machine::Paused;
 use crate::breakpoints::Breakpoints;
 use crate::called::Returns;
 use crate::events::{self, Ending};
+use crate::family::{News, Understood, waits_for_child};
 use crate::files::Files;
 use crate::kernel::Kernel;
 use crate::process::Process;
@@ -47,6 +48,14 @@ pub(crate) struct Debugger<'g> {
     /// The threads that were seen to begin their exit. The kernel marks them later: while the
     /// process dumps core, they wait.
     exiting: BTreeSet<i32>,
+    /// Whether it is a process, which may have children and run other programs.
+    is_process: bool,
+    /// The events of its family that it stops at.
+    family: Understood,
+    /// The threads that wait for a child, with the probes where they go on.
+    waiting: BTreeMap<i32, u32>,
+    /// The event behind the last stop.
+    news: Option<News>,
     /// The thread that has stopped at the return of a system call, and the result, which the kernel
     /// has not put into its registers yet.
     returned: Option<(i32, u64)>,
@@ -92,10 +101,37 @@ impl<'g> Debugger<'g> {
             step: None,
             alone: false,
             exiting: BTreeSet::new(),
+            is_process: pid.is_some(),
+            family: Understood::default(),
+            waiting: BTreeMap::new(),
+            news: None,
             returned: None,
             may_write,
             unseen,
         })
+    }
+
+    /// Stops the process at the events of its family that the client understands. Returns those
+    /// that it stops at.
+    pub(crate) fn watch_family(&mut self, wanted: Understood) -> Understood {
+        if self.is_process && self.family == Understood::default() {
+            let watched = events::watch_family(&*self.subject, &mut self.breakpoints, wanted);
+            self.family = watched.unwrap_or_else(|error| {
+                log::info!("children and new programs are not seen: {error}");
+                Understood::default()
+            });
+        }
+        self.family
+    }
+
+    /// Returns the events of the family that it stops at.
+    pub(crate) fn family(&self) -> Understood {
+        self.family
+    }
+
+    /// Returns the event behind the last stop, once.
+    pub(crate) fn news(&mut self) -> Option<News> {
+        self.news.take()
     }
 
     /// Returns the registers of a thread as they will be when it goes on.
@@ -251,6 +287,40 @@ impl<'g> Debugger<'g> {
                     Ending::Killed(signal) => MultiThreadStopReason::Terminated(signal),
                 })
             }
+            Cause::Child => {
+                let child = self.subject.child_at(stop.argument).ok().flatten()?;
+                let waits = self.wait_for_child(stop.thread);
+                let new_tid = id(child)?;
+                self.news = Some(News::Child {
+                    thread: stop.thread,
+                    child,
+                    waits,
+                });
+                Some(match waits {
+                    true => MultiThreadStopReason::VFork {
+                        cur_tid: tid,
+                        new_tid,
+                    },
+                    false => MultiThreadStopReason::Fork {
+                        cur_tid: tid,
+                        new_tid,
+                    },
+                })
+            }
+            Cause::ChildLeft => {
+                let probe = self.waiting.remove(&stop.thread)?;
+                self.breakpoints.disable([probe]);
+                Some(MultiThreadStopReason::VForkDone(tid))
+            }
+            Cause::Program => {
+                self.leave_program();
+                self.news = Some(News::Program {
+                    thread: stop.thread,
+                    path: self.subject.executable().ok().flatten().unwrap_or_default(),
+                });
+                // `gdbstub` has none of its own for this.
+                Some(MultiThreadStopReason::Library(tid))
+            }
             Cause::SystemCall { .. } if !self.breakpoints.wants_calls() => None,
             Cause::SystemCall { number, returns } => {
                 let position = match returns {
@@ -264,6 +334,43 @@ impl<'g> Debugger<'g> {
                 })
             }
         }
+    }
+
+    /// Prepares the report of the moment at which a thread goes on that waits for a child's program
+    /// or end. Returns whether there will be one.
+    fn wait_for_child(&mut self, thread: i32) -> bool {
+        let saved = self.subject.registers(thread).ok();
+        let Some(saved) = saved.and_then(|registers| registers.saved) else {
+            return false;
+        };
+        if !waits_for_child(&saved, |address| self.word(thread, address)) {
+            return false;
+        }
+        let subject = &*self.subject;
+        let probe = subject.probe_at(saved.general.rip).ok().flatten();
+        let held = probe.map(|probe| {
+            self.breakpoints
+                .hold_at(subject, &probe, Some(thread), Cause::ChildLeft)
+        });
+        match held {
+            Some(Ok(probe)) => {
+                let earlier = self.waiting.insert(thread, probe);
+                self.breakpoints.disable(earlier);
+                true
+            }
+            // A client that waits for that report in vain keeps its breakpoints out.
+            _ => false,
+        }
+    }
+
+    /// Forgets all that belongs to a program that the process has left.
+    fn leave_program(&mut self) {
+        self.breakpoints.leave_program();
+        self.returns.leave_program(&mut self.breakpoints);
+        self.breakpoints
+            .disable(std::mem::take(&mut self.waiting).into_values());
+        // One thread is left, with the number of the first.
+        self.exiting.clear();
     }
 
     /// Stops the process at the client's request. Returns the report.

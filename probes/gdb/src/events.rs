@@ -1,5 +1,5 @@
-//! Signals and exits of the process, seen where the kernel delivers and begins them; and panics of
-//! the kernel.
+//! Signals, exits, children and new programs of the process, seen where the kernel delivers, begins
+//! and makes them; and panics of the kernel.
 //!
 //! A kernel without the tracepoint of signals shows those of faults alone: it runs a process
 //! through all others without a stop.
@@ -11,6 +11,7 @@ use probes::probe::Probe;
 use probes::provider;
 
 use crate::breakpoints::Breakpoints;
+use crate::family::Understood;
 use crate::stops::Cause;
 use crate::subject::{DebugError, Subject};
 
@@ -20,6 +21,10 @@ const DELIVERED: &str = "tracepoint:signal:signal_deliver";
 const FAULTED: &str = "kprobe:force_sig_info_to_task:entry";
 /// The function by which a thread ends.
 const EXITS: &str = "kprobe:do_exit:entry";
+/// The function that lets a new task run, called by the one that has made it (kernel/sched/core.c).
+const CHILDREN: &str = "kprobe:wake_up_new_task:entry";
+/// The last function that makes a task run another program (arch/x86/kernel/process_64.c).
+const PROGRAMS: &str = "kprobe:start_thread:return";
 /// The function by which the kernel gives up.
 const PANICS: &str = "panic";
 /// The bytes of its first instructions.
@@ -62,6 +67,31 @@ pub(crate) fn watch(
         unseen.push("the process's end is not seen: the guest's kernel has no function do_exit");
     }
     Ok(unseen.into_iter().map(str::to_owned).collect())
+}
+
+/// Stops the process at these events of its family. Returns those that can be seen.
+///
+/// # Errors
+/// If a trap cannot be armed.
+pub(crate) fn watch_family(
+    subject: &dyn Subject,
+    breakpoints: &mut Breakpoints,
+    wanted: Understood,
+) -> Result<Understood, DebugError> {
+    let mut hold = |is_wanted: bool, place, cause| -> Result<bool, DebugError> {
+        let probes = match is_wanted {
+            true => find(subject, place),
+            false => Vec::new(),
+        };
+        for probe in &probes {
+            breakpoints.hold_at(subject, probe, None, cause)?;
+        }
+        Ok(!probes.is_empty())
+    };
+    Ok(Understood {
+        forks: hold(wanted.forks, CHILDREN, Cause::Child)?,
+        execs: hold(wanted.execs, PROGRAMS, Cause::Program)?,
+    })
 }
 
 /// Stops the kernel where it gives up. Returns one sentence if that cannot be seen.

@@ -22,15 +22,19 @@
 //! | `called` | lets functions that the client calls return |
 //! | `stops` | the hits that wait to be reported, each with its hold of the machine |
 //! | `step` | the instructions that may follow one |
-//! | `events` | signals and exits of the process |
+//! | `events` | signals, exits, children and new programs of the process |
+//! | `family` | the protocol's words for children and new programs, which `gdbstub` lacks |
+//! | `packets` | bytes collected to packets |
 //! | `files` | files of the guest for the client |
 
 mod breakpoints;
 mod called;
 mod debugger;
 mod events;
+mod family;
 mod files;
 mod kernel;
+mod packets;
 mod process;
 mod reader;
 mod registers;

@@ -164,6 +164,14 @@ impl Subject for Process<'_> {
         })?
     }
 
+    fn child_at(&self, address: u64) -> Result<Option<i32>, DebugError> {
+        self.reader.look(|look| {
+            let processes = look.processes()?.items;
+            let child = processes.iter().find(|task| task.address == Gva(address));
+            Ok(child.map(|child| child.tgid))
+        })?
+    }
+
     fn registers(&self, number: i32) -> Result<ThreadRegisters, DebugError> {
         let mut floating = None;
         let mut registers = self.ask(|look, task| {

@@ -1,9 +1,11 @@
 //! A session with one client: bytes of the client and stops of the guest, one at a time.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,6 +18,8 @@ use probes::engine::{Engine, Waiter, WatchedStream, Woken};
 use probes::provider::Traceable;
 
 use crate::debugger::Debugger;
+use crate::family::{Broker, Way};
+use crate::packets::Framer;
 use crate::subject::DebugError;
 
 /// The time that a client has to take an answer.
@@ -53,6 +57,7 @@ pub enum ServeError {
 struct Client {
     stream: UnixStream,
     answer: Vec<u8>,
+    broker: Rc<RefCell<Broker>>,
 }
 
 impl Connection for Client {
@@ -65,6 +70,10 @@ impl Connection for Client {
 
     fn flush(&mut self) -> io::Result<()> {
         let answer = std::mem::take(&mut self.answer);
+        let mut framer = Framer::default();
+        let pieces = answer.into_iter().filter_map(|byte| framer.take(byte));
+        let mut broker = self.broker.borrow_mut();
+        let answer: Vec<u8> = pieces.flat_map(|piece| broker.answer(piece)).collect();
         Write::write_all(&mut self.stream, &answer)
     }
 }
@@ -108,15 +117,17 @@ impl<'g> Attached<'g> {
     /// If the client breaks the protocol or the connection, or the guest cannot be read any more.
     pub fn serve(mut self, stream: UnixStream) -> Result<End, ServeError> {
         stream.set_write_timeout(Some(PATIENCE))?;
+        let broker = Rc::<RefCell<Broker>>::default();
         let client = Client {
             stream: stream.try_clone()?,
             answer: Vec::new(),
+            broker: broker.clone(),
         };
         let stub = GdbStub::builder(client).packet_buffer_size(PACKET).build();
         let stub = stub.map_err(|error| broken(&error))?;
         let session = stub.run_state_machine(&mut self.0);
         let session = session.map_err(|error| broken(&error))?;
-        converse(session, &mut self.0, stream)
+        converse(session, &mut self.0, Input::new(&stream, broker))
     }
 }
 
@@ -128,9 +139,8 @@ fn broken(error: &dyn std::fmt::Display) -> ServeError {
 fn converse<'g>(
     mut session: Session<'_, 'g>,
     debugger: &mut Debugger<'g>,
-    stream: UnixStream,
+    mut input: Input<'_>,
 ) -> Result<End, ServeError> {
-    let mut input = Input::new(&stream);
     let waiter = debugger.breakpoints.waiter();
     let machine = debugger.subject.guest().machine();
     let ended = Arc::new(AtomicBool::new(false));
@@ -148,11 +158,13 @@ fn converse<'g>(
                 let Some(byte) = input.next()? else {
                     return Ok(End::Left);
                 };
+                input.introduce(debugger);
                 idle.incoming_data(debugger, byte)
                     .map_err(|error| broken(&error))?
             }
             GdbStubStateMachine::Running(running) => {
                 if let Some(reason) = debugger.next_stop() {
+                    input.broker.borrow_mut().replace_report(debugger.news());
                     let reported = running.report_stop(debugger, reason);
                     session = reported.map_err(|error| broken(&error))?;
                     continue;
@@ -196,16 +208,32 @@ fn converse<'g>(
     }
 }
 
-/// Bytes of the client, read as they come.
+/// Bytes of the client, read as they come, for `gdbstub`.
 struct Input<'s> {
     stream: &'s UnixStream,
+    framer: Framer,
+    broker: Rc<RefCell<Broker>>,
     bytes: VecDeque<u8>,
 }
 
 impl<'s> Input<'s> {
-    fn new(stream: &'s UnixStream) -> Self {
-        let bytes = VecDeque::new();
-        Self { stream, bytes }
+    fn new(stream: &'s UnixStream, broker: Rc<RefCell<Broker>>) -> Self {
+        Self {
+            stream,
+            framer: Framer::default(),
+            broker,
+            bytes: VecDeque::new(),
+        }
+    }
+
+    /// Stops the process at the events that a client understands, which has introduced itself.
+    fn introduce(&self, debugger: &mut Debugger<'_>) {
+        let mut broker = self.broker.borrow_mut();
+        if let Some(understood) = broker.introduced()
+            && debugger.watch_family(understood).execs
+        {
+            broker.promise_execs();
+        }
     }
 
     /// Waits until there is a byte, or the end of them, or something else to do.
@@ -222,12 +250,25 @@ impl<'s> Input<'s> {
         while self.bytes.is_empty() {
             match self.stream.read(&mut piece) {
                 Ok(0) => return Ok(None),
-                Ok(read) => self.bytes.extend(piece.get(..read).unwrap_or_default()),
+                Ok(read) => self.take(piece.get(..read).unwrap_or_default())?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
                 Err(error) => return Err(error),
             }
         }
         Ok(self.bytes.pop_front())
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> io::Result<()> {
+        for byte in bytes {
+            let Some(piece) = self.framer.take(*byte) else {
+                continue;
+            };
+            match self.broker.borrow_mut().request(&piece) {
+                Way::On => self.bytes.extend(piece),
+                Way::Back(answer) => self.stream.write_all(&answer)?,
+            }
+        }
+        Ok(())
     }
 }

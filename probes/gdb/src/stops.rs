@@ -32,6 +32,12 @@ pub(crate) enum Cause {
     Panic,
     /// A thread begins to exit.
     Exit,
+    /// A thread has made another one, or a process: `argument` is its `task_struct`.
+    Child,
+    /// A child for which a thread waited has a program of its own, or has ended.
+    ChildLeft,
+    /// A thread has a new program.
+    Program,
     /// A thread has accessed watched memory: a piece that begins at `address`.
     Watch { address: u64, kind: WatchKind },
     /// A thread enters a system call, or returns from it.

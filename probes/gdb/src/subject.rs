@@ -80,6 +80,10 @@ pub(crate) trait Subject {
     /// Returns the threads. The first one is that of a client without a choice.
     fn threads(&self) -> Result<Vec<Thread>, DebugError>;
 
+    /// Returns the number of the process whose first thread has the `task_struct` at `address`;
+    /// `None` if it is another thread, or the subject has no children.
+    fn child_at(&self, address: u64) -> Result<Option<i32>, DebugError>;
+
     /// Returns the registers of a thread, as far as they are known.
     fn registers(&self, thread: i32) -> Result<ThreadRegisters, DebugError>;
 

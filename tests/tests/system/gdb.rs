@@ -110,6 +110,46 @@ const CALLS: Session = &[
     ("detach", &["detached"]),
 ];
 
+/// Children and new programs of a process, after its first child.
+const FAMILY: Session = &[
+    ("info threads", &["busybox ("]),
+    ("delete", &[]),
+    ("tbreak *$pc", &["Temporary breakpoint 2 at"]),
+    (
+        "continue",
+        &[
+            "[Detaching after fork from child process",
+            "Temporary breakpoint 2, ",
+        ],
+    ),
+    ("catch exec", &["Catchpoint 3 (exec)"]),
+    (
+        "continue",
+        &[
+            "is executing new program: target:/bin/busybox",
+            "Catchpoint 3 (exec'd ",
+        ],
+    ),
+    ("tbreak *$pc+1", &[]),
+    ("delete", &[]),
+    ("catch vfork", &["Catchpoint 5 (vfork)"]),
+    ("continue", &["Catchpoint 5 (vforked process "]),
+    ("delete", &[]),
+    (
+        "catch syscall wait4",
+        &["Catchpoint 6 (syscall 'wait4' [61])"],
+    ),
+    (
+        "continue",
+        &[
+            "[Detaching vfork parent",
+            "Catchpoint 6 (call to syscall wait4)",
+        ],
+    ),
+    ("delete", &[]),
+    ("continue", &["exited normally]"]),
+];
+
 /// A crash is caught at its signal, with the stack of the moment.
 const CRASHES: Session = &[
     ("bt", &[" in fall ()", " in stumble ()", " in main ()"]),
@@ -278,6 +318,41 @@ fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
     machine.wait_until("shell", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("still=42")
     });
+    world.stop("g", machine);
+}
+
+#[test]
+fn children_and_new_programs_of_a_process_are_caught() {
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name g --restore");
+    line.push(snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.type_line("mkfifo /tmp/line");
+    // A shell that makes a child, and becomes a program that makes another one by vfork(2).
+    machine.type_line(
+        "sh -c 'read x; (exit 3); exec /bin/busybox time /bin/busybox true' < /tmp/line & \
+         exec 3> /tmp/line; echo pid=$!.",
+    );
+    let mut pid = String::new();
+    machine.wait_until("program", COMMAND_LIMIT, |stdout, _| {
+        let found = stdout.lines().find_map(|line| {
+            let (_, rest) = line.split_once("pid=")?;
+            rest.split_once('.')
+        });
+        pid = found.unwrap_or_default().0.to_owned();
+        !pid.is_empty()
+    });
+    let mut gdb = gdb(&world, &format!("-p {pid}"));
+    talk(&mut gdb, &[("catch fork", &["Catchpoint 1 (fork)"])]);
+    gdb.type_line("continue");
+    machine.type_line("echo >&3");
+    gdb.wait_until("child", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("Catchpoint 1 (forked process ")
+    });
+    talk(&mut gdb, FAMILY);
+    gdb.type_line("quit");
+    assert_eq!(gdb.finish(COMMAND_LIMIT).status, 0);
     world.stop("g", machine);
 }
 

@@ -154,6 +154,15 @@ impl Breakpoints {
         });
     }
 
+    /// Disarms the breakpoints, watchpoints and steps of a program that its process has left. The
+    /// client does not take them out.
+    pub(crate) fn leave_program(&mut self) {
+        let armed = std::mem::take(&mut self.armed);
+        self.disable(armed.into_values().map(|armed| armed.probe));
+        self.leave_watched();
+        self.end_other_steps(None);
+    }
+
     /// Ends the step of a thread at the first of these addresses that it reaches. Returns whether
     /// it can end at any.
     pub(crate) fn step_to(

@@ -104,6 +104,14 @@ impl Breakpoints {
         })
     }
 
+    /// Removes all watchpoints.
+    pub(super) fn leave_watched(&mut self) {
+        self.watched
+            .iter_mut()
+            .for_each(|known| known.wanted = false);
+        self.settle_watched();
+    }
+
     /// Removes the watchpoints that were taken out.
     pub(super) fn settle_watched(&mut self) {
         let (kept, left) = std::mem::take(&mut self.watched)

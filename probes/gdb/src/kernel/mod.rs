@@ -161,6 +161,10 @@ impl Subject for Kernel<'_> {
             .collect())
     }
 
+    fn child_at(&self, _: u64) -> Result<Option<i32>, DebugError> {
+        Ok(None)
+    }
+
     fn registers(&self, thread: i32) -> Result<ThreadRegisters, DebugError> {
         let Some(task) = self.task(thread)? else {
             return Ok(ThreadRegisters::default());

@@ -45,6 +45,18 @@ impl Target for Debugger<'_> {
         BaseOps::MultiThread(self)
     }
 
+    fn use_fork_stop_reason(&self) -> bool {
+        self.family().forks
+    }
+
+    fn use_vfork_stop_reason(&self) -> bool {
+        self.family().forks
+    }
+
+    fn use_vforkdone_stop_reason(&self) -> bool {
+        self.family().forks
+    }
+
     fn support_breakpoints(&mut self) -> Option<BreakpointsOps<'_, Self>> {
         Some(self)
     }
