@@ -7,11 +7,15 @@
 #       sh figures.sh images/debian-13.qcow2
 #
 # Prints seconds from the start to ssh's answer, for exotrace and for QEMU's
-# q35 and microvm, the time of a restore to ssh's answer, and the network's throughput by passt.
+# q35 and microvm, the time of a restore to ssh's answer, the network's throughput by passt, and
+# that of a raw disk by fio(1) in the guest. WHAT chooses some of "network disk restore microvm".
 set -u
 image=$1
 rounds=${ROUNDS:-1}
 bytes=${BYTES:-20000000}
+what=${WHAT:-network disk restore microvm}
+# The size of the disk that is measured.
+disk=268435456
 append="root=UUID=$(cat qemu/uuid) ro console=ttyS0"
 
 . ./guest.sh
@@ -35,6 +39,20 @@ network() {
     [ "$(cat count)" = "$bytes" ] || fail "$name: $(cat count) bytes came"
     echo "$name: $bytes bytes to the guest in $(since "$start") s"
 }
+# Prints the throughput of the disk, past the guest's page cache.
+disk() {
+    name=$1
+    guest 'mount -o ro LABEL=fio /mnt' || fail "$name: no fio"
+    device=$(guest "lsblk -bdno NAME,SIZE" | awk "\$2 == $disk { print \$1 }")
+    for job in "read 1M 4" "write 1M 4" "randread 4k 1" "randread 4k 16" "randwrite 4k 1" "randwrite 4k 16"; do
+        set -- $job
+        guest "/mnt/lib/ld-linux-x86-64.so.2 --library-path /mnt/lib /mnt/fio --name=job --filename=/dev/$device \
+            --direct=1 --ioengine=libaio --rw=$1 --bs=$2 --iodepth=$3 --runtime=10 --time_based \
+            --output-format=terse --terse-version=3" >fio.txt || fail "$name: fio"
+        awk -F ';' -v what="$name: $job" '{ printf("%s: %d KiB/s, %d requests/s\n", what, $7 + $48, $8 + $49) }' fio.txt
+    done
+}
+wants() { case " $what " in *" $1 "*) ;; *) return 1 ;; esac; }
 qemu() {
     name=$1 machine=$2
     # passt makes the socket as the user nobody.
@@ -51,6 +69,8 @@ qemu() {
         -kernel qemu/vmlinuz -initrd qemu/initrd.img -append "$append" \
         -drive "if=none,id=disk,file=$image,format=qcow2,snapshot=on" \
         -netdev stream,id=net,server=off,addr.type=unix,addr.path=$sockets/passt \
+        -drive if=none,id=fio,file=qemu/fio.img,format=raw,readonly=on -device virtio-blk-pci,drive=fio \
+        -drive if=none,id=scratch,file=scratch,format=raw -device virtio-blk-pci,drive=scratch \
         -device virtio-blk-pci,drive=disk -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci 2>"$name.log" &
     vmm=$!
 }
@@ -59,24 +79,28 @@ ended() {
     wait $vmm $passt
 }
 
+dd if=/dev/zero of=scratch bs=1M count=$((disk >> 20)) 2>/dev/null
 round=0
 while [ $round -lt "$rounds" ]; do
     round=$((round + 1))
     start=$(now)
     exotrace run --image "$image" --overlay --net user,host=2222:22,host=5002:5002,loopback --name m --memory 768M \
+        --disk qemu/fio.img,ro --disk scratch \
         --serial exotrace.serial 2>exotrace.log &
     vmm=$!
     answers exotrace "$start" $vmm
-    network exotrace
-    if [ $round = 1 ]; then
+    ! wants network || network exotrace
+    ! wants disk || disk exotrace
+    if [ $round = 1 ] && wants restore; then
         exotrace snapshot --vm m saved 2>snapshot.log || fail snapshot
     fi
     exotrace stop --vm m
     wait $vmm
 
     for restored in 1 2 3; do
+        wants restore || break
         start=$(now)
-        exotrace run --restore saved --image "$image" --net user,host=2222:22 --name r --serial null 2>restore.log &
+        exotrace run --restore saved --image "$image" --disk qemu/fio.img,ro --disk scratch --net user,host=2222:22 --name r --serial null 2>restore.log &
         vmm=$!
         until guest true 2>/dev/null; do sleep 0.1; done
         echo "exotrace: restored, ssh after $(since "$start") s"
@@ -87,8 +111,10 @@ while [ $round -lt "$rounds" ]; do
     start=$(now)
     qemu q35 q35
     answers q35 "$start" $vmm
-    network q35
+    ! wants network || network q35
+    ! wants disk || disk q35
     ended
+    wants microvm || continue
     start=$(now)
     qemu microvm microvm,pcie=on,rtc=on,acpi=on
     answers microvm "$start" $vmm

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Puts what figures.sh needs beside an image into a folder: qemu.sh IMAGE FOLDER
 #
-# Debian's QEMU with its libraries and firmware, to run where they are not installed, and the kernel
-# and initramfs of an image that debian.sh has made. Needs root, and Debian's packages
-# qemu-system-x86, seabios, qemu-utils and e2fsprogs.
+# Debian's QEMU with its libraries and firmware, to run where they are not installed; the kernel
+# and initramfs of an image that debian.sh has made; and fio(1) on a disk for the guest. Needs root,
+# and Debian's packages qemu-system-x86, seabios, qemu-utils, fio and e2fsprogs.
 set -euo pipefail
 [ $# -eq 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 image=$(realpath "$1") folder=$(realpath -m "$2")
@@ -12,9 +12,16 @@ trap 'rm -rf "$work"' EXIT
 
 rm -rf "$folder"
 mkdir -p "$folder/lib" "$folder/firmware"
-program=$(command -v qemu-system-x86_64)
-cp "$program" "$folder/qemu"
-ldd "$program" | grep -o '/[^ ]*' | xargs -I{} cp -L {} "$folder/lib/"
+# Copies a program to a folder, and its libraries to lib/ there.
+with_libraries() {
+    mkdir -p "$2/lib"
+    cp "$1" "$2/"
+    ldd "$1" | grep -o '/[^ ]*' | xargs -I{} cp -L {} "$2/lib/"
+}
+with_libraries "$(command -v qemu-system-x86_64)" "$folder"
+mv "$folder/qemu-system-x86_64" "$folder/qemu"
+with_libraries "$(command -v fio)" "$work/fio"
+mke2fs -q -t ext2 -L fio -d "$work/fio" "$folder/fio.img" 128M
 for file in bios-256k.bin bios-microvm.bin kvmvapic.bin linuxboot_dma.bin pvh.bin; do
     for place in /usr/share/qemu /usr/share/seabios; do
         [ -e "$place/$file" ] && cp -L "$place/$file" "$folder/firmware/"

@@ -1,4 +1,4 @@
-//! A guest with programs in C, C++ and Rust that crash in a thread, and the same programs on this
+//! A guest with programs in C, C++, Rust and Go that crash in a thread, and the same programs on this
 //! machine, where gdb(1) shows the stack that is expected.
 //!
 //! The programs are compiled once, and the guest is booted once; both are kept in the cache.
@@ -31,7 +31,7 @@ pub struct Program {
 }
 
 /// The programs. They print `crash: ready`, and crash when they read a 2.
-pub const PROGRAMS: [Program; 3] = [
+pub const PROGRAMS: [Program; 4] = [
     Program {
         name: "crash-c",
         file: "crash-c.c",
@@ -52,6 +52,13 @@ pub const PROGRAMS: [Program; 3] = [
         source: include_str!("crashes/crash-rust.rs"),
         compiler: "rustc",
         flags: &["-g", "-Copt-level=1"],
+    },
+    Program {
+        name: "crash-go",
+        file: "crash-go.go",
+        source: include_str!("crashes/crash-go.go"),
+        compiler: "go",
+        flags: &["build"],
     },
 ];
 /// The libraries that they need besides those of all guests, in the folder of this machine and of

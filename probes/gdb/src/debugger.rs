@@ -312,6 +312,7 @@ impl<'g> Debugger<'g> {
                 self.breakpoints.disable([probe]);
                 Some(MultiThreadStopReason::VForkDone(tid))
             }
+            Cause::Program if stop.returned != Some(0) => None,
             Cause::Program => {
                 self.leave_program();
                 self.news = Some(News::Program {

@@ -23,8 +23,8 @@ const FAULTED: &str = "kprobe:force_sig_info_to_task:entry";
 const EXITS: &str = "kprobe:do_exit:entry";
 /// The function that lets a new task run, called by the one that has made it (kernel/sched/core.c).
 const CHILDREN: &str = "kprobe:wake_up_new_task:entry";
-/// The last function that makes a task run another program (arch/x86/kernel/process_64.c).
-const PROGRAMS: &str = "kprobe:start_thread:return";
+/// The returns of the system calls that make a process run another program.
+const PROGRAMS: &str = "syscall:execve*:return";
 /// The function by which the kernel gives up.
 const PANICS: &str = "panic";
 /// The bytes of its first instructions.

@@ -36,7 +36,7 @@ pub(crate) enum Cause {
     Child,
     /// A child for which a thread waited has a program of its own, or has ended.
     ChildLeft,
-    /// A thread has a new program.
+    /// A thread returns from the system call that has given it a new program, or has failed.
     Program,
     /// A thread has accessed watched memory: a piece that begins at `address`.
     Watch { address: u64, kind: WatchKind },

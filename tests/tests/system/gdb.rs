@@ -1,5 +1,5 @@
-//! gdb(1) on a process of a guest, as a user runs it. Its scripts and what it has to print are
-//! data.
+//! gdb(1) and lldb(1) on a process of a guest, as a user runs them. Their scripts and what they have
+//! to print are data.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -112,39 +112,29 @@ const CALLS: Session = &[
 
 /// Children and new programs of a process, after its first child.
 const FAMILY: Session = &[
-    ("info threads", &["busybox ("]),
+    ("info threads", &["sh ("]),
     ("delete", &[]),
-    ("tbreak *$pc", &["Temporary breakpoint 2 at"]),
+    ("catch exec", &["Catchpoint 2 (exec)"]),
     (
         "continue",
         &[
             "[Detaching after fork from child process",
-            "Temporary breakpoint 2, ",
+            "is executing new program: ",
+            "/bin/busybox",
+            "Catchpoint 2 (exec'd ",
         ],
     ),
-    ("catch exec", &["Catchpoint 3 (exec)"]),
-    (
-        "continue",
-        &[
-            "is executing new program: target:/bin/busybox",
-            "Catchpoint 3 (exec'd ",
-        ],
-    ),
-    ("tbreak *$pc+1", &[]),
-    ("delete", &[]),
-    ("catch vfork", &["Catchpoint 5 (vfork)"]),
-    ("continue", &["Catchpoint 5 (vforked process "]),
+    ("delete 2", &[]),
+    ("catch vfork", &["Catchpoint 3 (vfork)"]),
+    ("continue", &["Catchpoint 3 (vforked process "]),
     ("delete", &[]),
     (
         "catch syscall wait4",
-        &["Catchpoint 6 (syscall 'wait4' [61])"],
+        &["Catchpoint 4 (syscall 'wait4' [61])"],
     ),
     (
         "continue",
-        &[
-            "[Detaching vfork parent",
-            "Catchpoint 6 (call to syscall wait4)",
-        ],
+        &["[Detaching ", "Catchpoint 4 (call to syscall wait4)"],
     ),
     ("delete", &[]),
     ("continue", &["exited normally]"]),
@@ -430,6 +420,75 @@ fn crashes_of_programs_in_several_languages_have_their_stacks() {
             stdout.matches("ended=42").count() == number + 1
         });
     }
+    world.stop("g", machine);
+}
+
+/// Commands of lldb after a crash, and what it prints for each.
+const LLDB_CRASH: Session = &[
+    ("bt", &["`total", "crash-c.c:", "`work"]),
+    ("register read rip", &["`total + "]),
+    ("image list", &["crash-c", "libc.so.6"]),
+    ("thread list", &["stop reason = signal SIGSEGV"]),
+    ("process detach", &["detached"]),
+];
+
+/// lldb debugs with a copy of the program on this machine.
+#[test]
+fn lldb_catches_a_crash() {
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name g --restore");
+    line.push(crashes::snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.type_line("mkfifo /tmp/line; crash-c < /tmp/line & exec 3> /tmp/line");
+    machine.wait_until("program", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("crash: ready")
+    });
+    let socket = world.path("lldb.socket");
+    let mut served = words("gdb --vm g -p crash-c --listen");
+    served.push(socket.clone().into());
+    let mut served = world.start(served);
+    served.wait_until("socket", COMMAND_LIMIT, |_, _| socket.exists());
+
+    let mut lldb = Command::new("lldb");
+    lldb.env("HOME", world.path(""))
+        .args(["--no-lldbinit", "--no-use-colors"]);
+    lldb.arg(crashes::programs().join("crash-c"));
+    let mut lldb = world.spawn(lldb.stdin(Stdio::piped()));
+    lldb.type_line(&format!(
+        "process connect --plugin gdb-remote unix-connect://{}",
+        socket.display()
+    ));
+    lldb.wait_until("connection", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("stopped")
+    });
+    lldb.type_line("continue");
+    machine.type_line("echo 2 >&3");
+    lldb.wait_until("crash", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("stop reason = signal SIGSEGV")
+    });
+    for (command, parts) in LLDB_CRASH {
+        let before = lldb.printed().0.len();
+        lldb.type_line(command);
+        lldb.wait_until(command, COMMAND_LIMIT, |stdout, _| {
+            let mut rest = stdout.get(before..).unwrap_or_default();
+            parts.iter().all(|part| match rest.split_once(part) {
+                Some((_, behind)) => {
+                    rest = behind;
+                    true
+                }
+                None => false,
+            })
+        });
+    }
+    lldb.type_line("quit");
+    assert_eq!(lldb.finish(COMMAND_LIMIT).status, 0);
+    served.signal(Signal::INT);
+    served.finish(COMMAND_LIMIT);
+    machine.type_line("wait; echo still=$((6*7))");
+    machine.wait_until("shell", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("still=42")
+    });
     world.stop("g", machine);
 }
 
