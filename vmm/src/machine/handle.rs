@@ -302,7 +302,8 @@ impl Handle {
             drop(paused);
             std::thread::sleep(Duration::from_micros(100));
         }
-        log::warn!(
+        // As with a debugger that keeps the machine paused at a site that it removes.
+        log::info!(
             "the watch on the guest's breakpoint entry stays until the next user site has gone"
         );
     }
