@@ -12,11 +12,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use vm_memory::GuestMemoryMmap;
-use vm_memory::bitmap::{Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
+use vm_memory::bitmap::{BS, Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
+use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 /// A guest's memory in which the host's writes can be watched.
 pub type WatchedMemory = GuestMemoryMmap<HostWrites>;
+
+/// A piece of such memory.
+pub type MemorySlice<'m> = VolatileSlice<'m, BS<'m, HostWrites>>;
 
 /// The size of a page in bytes.
 const PAGE: usize = 4096;

@@ -24,7 +24,7 @@ pub mod virtio;
 
 pub use bus::{Bus, BusDevice, BusError, BusStats, SharedDevice, UnknownAccess};
 pub use cmos::{CMOS_BASE, CMOS_LENGTH, Cmos, CmosError, CmosMemory, CmosState, WallClock};
-pub use host_writes::{HostWrites, HostWritesSlice, WatchedMemory};
+pub use host_writes::{HostWrites, HostWritesSlice, MemorySlice, WatchedMemory};
 pub use i8042::{I8042, I8042_BASE, I8042_LENGTH};
 pub use null::NullDevice;
 pub use reset_port::{RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort, ResetPortState};

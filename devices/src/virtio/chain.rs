@@ -1,9 +1,9 @@
 //! A checked chain of descriptors.
 
-use crate::WatchedMemory;
+use crate::{MemorySlice, WatchedMemory};
 use virtio_queue::DescriptorChain;
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, Permissions};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryBackend, Permissions};
 
 /// The reason why a chain is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -153,6 +153,45 @@ impl Chain {
         }
         done
     }
+
+    /// Returns the pieces of guest memory of `length` readable bytes from `offset` on; `None` if
+    /// there are not so many.
+    pub(super) fn sources<'m>(
+        &self,
+        memory: &'m WatchedMemory,
+        offset: usize,
+        length: usize,
+    ) -> Option<Vec<MemorySlice<'m>>> {
+        slices(&self.readable, memory, offset, length)
+    }
+
+    /// Returns the pieces of guest memory of the first `length` writable bytes; `None` if there are
+    /// not so many.
+    pub(super) fn targets<'m>(
+        &self,
+        memory: &'m WatchedMemory,
+        length: usize,
+    ) -> Option<Vec<MemorySlice<'m>>> {
+        slices(&self.writable, memory, 0, length)
+    }
+}
+
+fn slices<'m>(
+    buffers: &[Buffer],
+    memory: &'m WatchedMemory,
+    offset: usize,
+    length: usize,
+) -> Option<Vec<MemorySlice<'m>>> {
+    let mut slices = Vec::with_capacity(buffers.len());
+    let mut left = length;
+    for (address, part) in parts(buffers, offset, length) {
+        // Every access was checked when the chain was collected.
+        for slice in GuestMemoryBackend::get_slices(memory, address, part) {
+            slices.push(slice.ok()?);
+        }
+        left = left.checked_sub(part)?;
+    }
+    (left == 0).then_some(slices)
 }
 
 fn bytes(buffers: &[Buffer]) -> usize {

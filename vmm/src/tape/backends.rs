@@ -3,7 +3,8 @@
 use std::io::{self, Read};
 use std::ops::Range;
 
-use devices::virtio::blk::{BlockBackend, OverlayFile};
+use devices::MemorySlice;
+use devices::virtio::blk::{BlockBackend, DirectIo, OverlayFile};
 use devices::virtio::net::{Abilities, GuestOffloads, NetBackend};
 
 use super::{Pull, Stream, Tape};
@@ -103,7 +104,8 @@ impl NetBackend for TapedNet {
     }
 }
 
-/// A disk, whose requests are outputs of the guest.
+/// A disk, whose requests are outputs of the guest. While the tape runs, all bytes go through a
+/// buffer.
 pub(crate) struct TapedDisk {
     pub(crate) inner: Box<dyn BlockBackend>,
     pub(crate) tape: Tape,
@@ -134,6 +136,24 @@ impl BlockBackend for TapedDisk {
 
     fn peek(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.inner.peek(buffer, offset)
+    }
+
+    fn use_direct_io(&mut self, io: &'static dyn DirectIo) {
+        self.inner.use_direct_io(io);
+    }
+
+    fn read_direct(&mut self, targets: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
+        match self.tape.runs() {
+            true => None,
+            false => self.inner.read_direct(targets, offset),
+        }
+    }
+
+    fn write_direct(&mut self, sources: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
+        match self.tape.runs() {
+            true => None,
+            false => self.inner.write_direct(sources, offset),
+        }
     }
 
     fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()> {

@@ -76,10 +76,16 @@ impl Tape {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Checks whether the tape records or plays.
+    #[inline]
+    pub(crate) fn runs(&self) -> bool {
+        self.0.runs.load(Ordering::Relaxed)
+    }
+
     /// Returns the state, if the tape records or plays.
     #[inline]
     fn running(&self) -> Option<MutexGuard<'_, State>> {
-        match self.0.runs.load(Ordering::Relaxed) {
+        match self.runs() {
             true => Some(self.state()),
             false => None,
         }

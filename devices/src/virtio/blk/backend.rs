@@ -3,6 +3,8 @@
 use std::io;
 use std::ops::Range;
 
+use super::DirectIo;
+use crate::MemorySlice;
 use crate::virtio::device::OverlayFile;
 
 /// The backend of a block device: bytes 0 to [`BlockBackend::length`], all of which can be read at
@@ -32,6 +34,25 @@ pub trait BlockBackend: Send {
     /// # Errors
     /// If it cannot be written. A part of it may have been written.
     fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Sets the calls by which a backend of a file may move bytes straight from and to guest memory.
+    fn use_direct_io(&mut self, io: &'static dyn DirectIo) {
+        let _ = io;
+    }
+
+    /// Fills guest memory from `offset` on, as [`read_at`](Self::read_at) fills a buffer. Returns
+    /// `None`, with nothing done, if the bytes have to go through a buffer.
+    fn read_direct(&mut self, targets: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
+        let _ = (targets, offset);
+        None
+    }
+
+    /// Writes guest memory from `offset` on, as [`write_at`](Self::write_at) writes a buffer.
+    /// Returns `None`, with nothing done, if the bytes have to go through a buffer.
+    fn write_direct(&mut self, sources: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
+        let _ = (sources, offset);
+        None
+    }
 
     /// Returns once all earlier writes would survive a crash of the host.
     ///

@@ -7,6 +7,7 @@
 //! Not here: several queues, the write cache's switch, secure erase, zoned disks, lifetime.
 
 mod backend;
+mod direct;
 mod image;
 mod request;
 
@@ -25,6 +26,7 @@ use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 
 pub use crate::virtio::device::OverlayFile;
 pub use backend::BlockBackend;
+pub use direct::DirectIo;
 pub use image::{Damage, ImageError, ImageFormat, ImageOptions, Overlay, open};
 use request::Disk;
 

@@ -12,8 +12,8 @@ use virtio_bindings::virtio_blk::{
 };
 
 use super::{BlockBackend, SECTOR};
-use crate::WatchedMemory;
 use crate::virtio::Chain;
+use crate::{MemorySlice, WatchedMemory};
 
 /// The maximum number of data bytes of one request. A driver that obeys `size_max` and `seg_max`
 /// never exceeds it.
@@ -75,6 +75,18 @@ impl Request<'_> {
     fn read(&self, offset: usize, data: &mut [u8]) -> Result<(), Status> {
         let length = self.chain.read(self.memory, HEADER + offset, data);
         (length == data.len()).then_some(()).ok_or(Status::IoError)
+    }
+
+    /// Returns guest memory with `length` bytes of data for the disk.
+    fn sources(&self, length: usize) -> Result<Vec<MemorySlice<'_>>, Status> {
+        let sources = self.chain.sources(self.memory, HEADER, length);
+        sources.ok_or(Status::IoError)
+    }
+
+    /// Returns guest memory for `length` bytes of data from the disk.
+    fn targets(&self, length: usize) -> Result<Vec<MemorySlice<'_>>, Status> {
+        let targets = self.chain.targets(self.memory, length);
+        targets.ok_or(Status::IoError)
     }
 
     /// Writes data from the disk at `offset`.
@@ -154,12 +166,20 @@ impl Disk {
         match header.kind {
             IN => {
                 let range = self.range(header.sector, room)?;
-                self.read(range, request)?;
+                let targets = request.targets(room)?;
+                match self.backend.read_direct(&targets, range.start) {
+                    Some(read) => read.map_err(io_error)?,
+                    None => self.read(range, request)?,
+                }
                 return Ok(room);
             }
             OUT => {
                 let range = self.range(header.sector, given)?;
-                self.write(range, request)?;
+                let sources = request.sources(given)?;
+                match self.backend.write_direct(&sources, range.start) {
+                    Some(written) => written.map_err(io_error)?,
+                    None => self.write(range, request)?,
+                }
             }
             FLUSH => {
                 self.backend.flush().map_err(io_error)?;

@@ -17,6 +17,7 @@ mod layout;
 mod net;
 mod ports;
 mod tap;
+mod vectored_io;
 mod vsock;
 mod worker;
 
@@ -58,6 +59,7 @@ use crate::memory::GuestRam;
 use crate::tape::{Stream, Tape, TapedDisk, TapedNet, TapedRandom};
 use crate::vm::NameCall;
 use layout::{MmioSlot, pci_memory};
+use vectored_io::VectoredIo;
 use worker::{BackendEvent, DeviceEvents, Served};
 
 /// The parts that devices are made with.
@@ -158,7 +160,8 @@ impl Made {
         };
         Ok(match config {
             DeviceConfig::Disk(disk) => {
-                let inner = blk::open(&disk.path, &disk.options())?;
+                let mut inner = blk::open(&disk.path, &disk.options())?;
+                inner.use_direct_io(&VectoredIo);
                 let length = inner.length();
                 let backend = Box::new(TapedDisk {
                     inner,

@@ -8,8 +8,9 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use super::super::BlockBackend;
+use super::super::{BlockBackend, DirectIo};
 use super::qcow2::MAGIC;
+use crate::MemorySlice;
 
 /// A raw image.
 #[derive(Debug)]
@@ -19,6 +20,7 @@ pub(super) struct RawImage {
     /// True if the format was not named. The guest must not turn the image into another format: a
     /// later start would follow the names of files that the guest has written.
     is_guessed: bool,
+    direct: Option<&'static dyn DirectIo>,
 }
 
 impl RawImage {
@@ -27,6 +29,7 @@ impl RawImage {
             file,
             length,
             is_guessed,
+            direct: None,
         }
     }
 }
@@ -48,6 +51,21 @@ impl BlockBackend for RawImage {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
         self.file.write_all_at(data, offset)
+    }
+
+    fn use_direct_io(&mut self, io: &'static dyn DirectIo) {
+        self.direct = Some(io);
+    }
+
+    fn read_direct(&mut self, targets: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
+        Some(self.direct?.read(&self.file, targets, offset))
+    }
+
+    fn write_direct(&mut self, sources: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
+        // The guest could change memory after a look at it: what may be a header is copied first.
+        let may_be_header = self.is_guessed && offset == 0;
+        let direct = self.direct.filter(|_| !may_be_header)?;
+        Some(direct.write(&self.file, sources, offset))
     }
 
     fn flush(&mut self) -> io::Result<()> {
