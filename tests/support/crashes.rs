@@ -1,5 +1,5 @@
-//! A guest with programs in C, C++, Rust and Go that crash in a thread, and the same programs on this
-//! machine, where gdb(1) shows the stack that is expected.
+//! A guest with programs in C, C++, Rust and Go that crash in a thread, and the same programs on
+//! this machine, where gdb(1) shows the stack that is expected.
 //!
 //! The programs are compiled once, and the guest is booted once; both are kept in the cache.
 

@@ -17,7 +17,8 @@ const OWN: u64 = 1;
 const CLONE: u64 = 56;
 const VFORK: u64 = 58;
 const CLONE3: u64 = 435;
-/// The flag of a clone whose parent waits for the child's program or end (include/uapi/linux/sched.h).
+/// The flag of a clone whose parent waits for the child's program or end
+/// (include/uapi/linux/sched.h).
 const CLONE_VFORK: u64 = 0x4000;
 
 /// Events that a client understands.

@@ -1,5 +1,5 @@
-//! gdb(1) and lldb(1) on a process of a guest, as a user runs them. Their scripts and what they have
-//! to print are data.
+//! gdb(1) and lldb(1) on a process of a guest, as a user runs them. Their scripts and what they
+//! have to print are data.
 
 use std::fs;
 use std::process::{Command, Stdio};

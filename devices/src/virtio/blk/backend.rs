@@ -35,7 +35,8 @@ pub trait BlockBackend: Send {
     /// If it cannot be written. A part of it may have been written.
     fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Sets the calls by which a backend of a file may move bytes straight from and to guest memory.
+    /// Sets the calls by which a backend of a file may move bytes straight from and to guest
+    /// memory.
     fn use_direct_io(&mut self, io: &'static dyn DirectIo) {
         let _ = io;
     }
