@@ -34,9 +34,10 @@ use request::Disk;
 const SECTOR: u64 = 512;
 /// The maximum number of bytes of one segment of a request.
 const SIZE_MAX: u32 = 64 << 10;
-/// The maximum number of segments of a request. With header and status it fills half of the queue.
-const SEG_MAX: u32 = 126;
-const QUEUE_SIZE: u16 = 256;
+/// The maximum number of segments of a request: more than Linux's largest one of scattered pages
+/// (1280 KiB), so that it stays in one piece. With header and status it fills the queue.
+const SEG_MAX: u32 = 510;
+const QUEUE_SIZE: u16 = 512;
 /// The maximum number of requests carried out in one call.
 const REQUESTS_AT_ONCE: usize = 16;
 
