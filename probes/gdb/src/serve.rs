@@ -155,12 +155,15 @@ fn converse<'g>(
                 if ended.load(Ordering::SeqCst) {
                     return Ok(End::MachineEnded);
                 }
-                let Some(byte) = input.next()? else {
-                    return Ok(End::Left);
-                };
-                input.introduce(debugger);
-                idle.incoming_data(debugger, byte)
-                    .map_err(|error| broken(&error))?
+                match input.next()? {
+                    Next::Left => return Ok(End::Left),
+                    Next::Nothing => GdbStubStateMachine::Idle(idle),
+                    Next::Byte(byte) => {
+                        input.introduce(debugger);
+                        let answered = idle.incoming_data(debugger, byte);
+                        answered.map_err(|error| broken(&error))?
+                    }
+                }
             }
             GdbStubStateMachine::Running(running) => {
                 if let Some(reason) = debugger.next_stop() {
@@ -181,14 +184,13 @@ fn converse<'g>(
                 }
                 match woken {
                     Woken::Drain => GdbStubStateMachine::Running(running),
-                    Woken::Stream => {
-                        let Some(byte) = input.next()? else {
-                            return Ok(End::Left);
-                        };
-                        running
+                    Woken::Stream => match input.next()? {
+                        Next::Left => return Ok(End::Left),
+                        Next::Nothing => GdbStubStateMachine::Running(running),
+                        Next::Byte(byte) => running
                             .incoming_data(debugger, byte)
-                            .map_err(|error| broken(&error))?
-                    }
+                            .map_err(|error| broken(&error))?,
+                    },
                 }
             }
             GdbStubStateMachine::CtrlCInterrupt(interrupted) => {
@@ -206,6 +208,15 @@ fn converse<'g>(
             }
         };
     }
+}
+
+/// The next of the client's bytes.
+enum Next {
+    Byte(u8),
+    /// None yet: a packet has only begun, or is answered already.
+    Nothing,
+    /// None any more.
+    Left,
 }
 
 /// Bytes of the client, read as they come, for `gdbstub`.
@@ -244,19 +255,21 @@ impl<'s> Input<'s> {
         }
     }
 
-    /// Returns the next byte, which is waited for. `None` once the client has left.
-    fn next(&mut self) -> io::Result<Option<u8>> {
-        let mut piece = [0; PIECE];
-        while self.bytes.is_empty() {
+    /// Returns the next byte, after [`wait`](Self::wait) has found one or the end of them.
+    fn next(&mut self) -> io::Result<Next> {
+        if self.bytes.is_empty() {
+            let mut piece = [0; PIECE];
             match self.stream.read(&mut piece) {
-                Ok(0) => return Ok(None),
+                Ok(0) => return Ok(Next::Left),
                 Ok(read) => self.take(piece.get(..read).unwrap_or_default())?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Ok(Next::Left);
+                }
                 Err(error) => return Err(error),
             }
         }
-        Ok(self.bytes.pop_front())
+        Ok(self.bytes.pop_front().map_or(Next::Nothing, Next::Byte))
     }
 
     fn take(&mut self, bytes: &[u8]) -> io::Result<()> {
