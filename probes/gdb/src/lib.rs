@@ -23,12 +23,16 @@
 //! | `stops` | the hits that wait to be reported, each with its hold of the machine |
 //! | `step` | the instructions that may follow one |
 //! | `events` | signals, exits, children and new programs of the process |
-//! | `family` | the protocol's words for children and new programs, which `gdbstub` lacks |
+//! | `family` | the protocol's words for children and new programs |
+//! | `broker` | stands between the client and `gdbstub`, for what that lacks |
 //! | `packets` | bytes collected to packets |
+//! | `conditions` | conditions of breakpoints, evaluated at the hit |
 //! | `files` | files of the guest for the client |
 
 mod breakpoints;
+mod broker;
 mod called;
+mod conditions;
 mod debugger;
 mod events;
 mod family;

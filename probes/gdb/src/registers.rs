@@ -43,16 +43,16 @@ pub(crate) struct ThreadRegisters {
     pub(crate) floating: Option<[u8; FXSAVE]>,
 }
 
-impl ThreadRegisters {
-    /// Returns the general registers in GDB's order, RIP last.
-    fn general(r: &mut GeneralRegisters) -> [&mut u64; 17] {
-        [
-            &mut r.rax, &mut r.rbx, &mut r.rcx, &mut r.rdx, &mut r.rsi, &mut r.rdi, &mut r.rbp,
-            &mut r.rsp, &mut r.r8, &mut r.r9, &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13,
-            &mut r.r14, &mut r.r15, &mut r.rip,
-        ]
-    }
+/// Returns the general registers in GDB's order, RIP last.
+pub(crate) fn general_in_order(r: &mut GeneralRegisters) -> [&mut u64; 17] {
+    [
+        &mut r.rax, &mut r.rbx, &mut r.rcx, &mut r.rdx, &mut r.rsi, &mut r.rdi, &mut r.rbp,
+        &mut r.rsp, &mut r.r8, &mut r.r9, &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13,
+        &mut r.r14, &mut r.r15, &mut r.rip,
+    ]
+}
 
+impl ThreadRegisters {
     /// Returns the core registers with their sizes in bytes; nothing if they are not known.
     fn core(&self) -> [(Option<u64>, usize); CORE] {
         let mut core = [(None, 4); CORE];
@@ -71,7 +71,7 @@ impl ThreadRegisters {
         ];
         let is_known = |number: usize| !self.is_callers || CALLERS.contains(&number);
         let mut numbers = 0..;
-        let words = Self::general(&mut saved.general).map(|word| {
+        let words = general_in_order(&mut saved.general).map(|word| {
             let known = numbers.next().is_some_and(is_known);
             (known.then_some(*word), 8)
         });
@@ -126,7 +126,7 @@ impl Registers for ThreadRegisters {
             cs: 0,
             orig_rax: 0,
         });
-        let order = Self::general(&mut saved.general);
+        let order = general_in_order(&mut saved.general);
         for (number, register) in order.into_iter().enumerate() {
             *register = word(number * 8, 8).ok_or(())?;
         }

@@ -17,8 +17,8 @@ use gdbstub::stub::{DisconnectReason, GdbStub, MultiThreadStopReason};
 use probes::engine::{Engine, Waiter, WatchedStream, Woken};
 use probes::provider::Traceable;
 
+use crate::broker::{Broker, Way};
 use crate::debugger::Debugger;
-use crate::family::{Broker, Way};
 use crate::packets::Framer;
 use crate::subject::DebugError;
 
@@ -159,7 +159,7 @@ fn converse<'g>(
                     Next::Left => return Ok(End::Left),
                     Next::Nothing => GdbStubStateMachine::Idle(idle),
                     Next::Byte(byte) => {
-                        input.introduce(debugger);
+                        input.inform(debugger);
                         let answered = idle.incoming_data(debugger, byte);
                         answered.map_err(|error| broken(&error))?
                     }
@@ -237,9 +237,13 @@ impl<'s> Input<'s> {
         }
     }
 
-    /// Stops the process at the events that a client understands, which has introduced itself.
-    fn introduce(&self, debugger: &mut Debugger<'_>) {
+    /// Passes what the broker has learned on. The process stops at the events that a client
+    /// understands, once it has introduced itself.
+    fn inform(&self, debugger: &mut Debugger<'_>) {
         let mut broker = self.broker.borrow_mut();
+        for (address, conditions) in broker.conditions() {
+            debugger.breakpoints.set_conditions(address, conditions);
+        }
         if let Some(understood) = broker.introduced()
             && debugger.watch_family(understood).execs
         {
@@ -279,6 +283,7 @@ impl<'s> Input<'s> {
             };
             match self.broker.borrow_mut().request(&piece) {
                 Way::On => self.bytes.extend(piece),
+                Way::Instead(instead) => self.bytes.extend(instead),
                 Way::Back(answer) => self.stream.write_all(&answer)?,
             }
         }

@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 use probes::engine::{HitOutcome, ProbeHit, Program};
 use vmm::machine::Paused;
 
+use crate::conditions::{self, Scene};
+use crate::registers::general_in_order;
 use crate::subject::NumberOfHit;
 
 /// The cause of a stop.
@@ -108,9 +110,36 @@ impl Stops {
     }
 }
 
+/// The conditions of a breakpoint, which its client may change while it is armed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Conditions(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Conditions {
+    pub(crate) fn set(&self, conditions: Vec<Vec<u8>>) {
+        *self.0.lock() = conditions;
+    }
+}
+
+/// The registers in the order of the target description, and the memory of a hit.
+struct HitScene<'h, 'p>(&'h ProbeHit<'p>);
+
+impl Scene for HitScene<'_, '_> {
+    fn register(&self, number: u16) -> Option<u64> {
+        let mut general = *self.0.registers();
+        general_in_order(&mut general)
+            .get(usize::from(number))
+            .map(|register| **register)
+    }
+
+    fn read(&self, address: u64, buf: &mut [u8]) -> bool {
+        self.0.read(address, buf)
+    }
+}
+
 /// The program of all probes of a debugger: it holds the machine.
 pub(crate) struct Holder {
     pub(crate) cause: Cause,
+    pub(crate) conditions: Conditions,
     pub(crate) number: NumberOfHit,
     pub(crate) stops: Arc<Stops>,
 }
@@ -136,6 +165,9 @@ impl Program for Holder {
         let Some(thread) = self.number.of(hit.thread(), hit.vcpu()) else {
             return HitOutcome::Filtered;
         };
+        if !conditions::stops(&self.conditions.0.lock(), &HitScene(hit)) {
+            return HitOutcome::Filtered;
+        }
         let alone = self.stops.alone.load(Ordering::SeqCst);
         let stays = matches!(self.cause, Cause::Breakpoint | Cause::Step) && alone != 0;
         if stays && thread != alone {

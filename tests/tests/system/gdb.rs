@@ -31,6 +31,11 @@ const LOOKS: Session = &[
         &["target:/lib/x86_64-linux-gnu/libc.so.6"],
     ),
     ("break count_one if $rdi == 1", &["Breakpoint 1 at"]),
+    // Evaluated at the hit.
+    (
+        "info breakpoints",
+        &["stop only if $rdi == 1 (target evals)"],
+    ),
     ("continue", &["Breakpoint 1, ", " in count_one ()"]),
     ("print $rdi", &["= 1"]),
     ("bt", &[" in count_one ()", " in count ()"]),
@@ -38,7 +43,7 @@ const LOOKS: Session = &[
     ("stepi", &[" in count_one ()"]),
     ("finish", &[" in count ()"]),
     ("delete", &[]),
-    ("tbreak count_one", &["Temporary breakpoint 2 at"]),
+    ("thbreak count_one", &["Hardware assisted breakpoint 2 at"]),
     (
         "continue",
         &["Temporary breakpoint 2, ", " in count_one ()"],

@@ -5,6 +5,8 @@
 //! one thread steps and the client wants the others to stay, they may reach such a
 //! breakpoint. They stay there until it is in place again, or gone. System calls that the client
 //! catches are taken out and put back in the same way.
+//!
+//! A guest does not see the traps, so hardware breakpoints are traps, too.
 
 mod watchpoints;
 
@@ -14,7 +16,7 @@ use std::sync::Arc;
 use probes::engine::{Engine, RingSize, Session, Waiter};
 use probes::probe::Probe;
 
-use crate::stops::{Cause, Holder, Stops};
+use crate::stops::{Cause, Conditions, Holder, Stops};
 use crate::subject::{DebugError, Subject};
 use watchpoints::Watched;
 
@@ -23,13 +25,34 @@ const MAX_BREAKPOINTS: usize = 1 << 16;
 /// The words of a record that is never written.
 const RING: RingSize = RingSize { slots: 2, words: 4 };
 
+/// The kind of a client's breakpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Software,
+    Hardware,
+}
+
 /// A breakpoint that is armed.
 #[derive(Debug, Clone, Copy)]
 struct Armed {
     /// The number of its probe.
     probe: u32,
-    /// Whether the client wants it now.
-    wanted: bool,
+    /// Whether the client wants one of each [`Kind`] now.
+    wanted: [bool; 2],
+}
+
+impl Armed {
+    fn is_wanted(&self) -> bool {
+        self.wanted.contains(&true)
+    }
+
+    fn wanted(&mut self, kind: Kind) -> &mut bool {
+        let [software, hardware] = &mut self.wanted;
+        match kind {
+            Kind::Software => software,
+            Kind::Hardware => hardware,
+        }
+    }
 }
 
 /// The traps of a debugger. Dropping it disarms them.
@@ -37,6 +60,8 @@ pub(crate) struct Breakpoints {
     session: Session,
     stops: Arc<Stops>,
     armed: BTreeMap<u64, Armed>,
+    /// The conditions that the client has sent, by address.
+    conditions: BTreeMap<u64, Conditions>,
     /// The probes at which the steps of threads end. A step that a stop of another thread has
     /// interrupted is kept, so that its thread goes no further while that one steps alone.
     steps: BTreeMap<i32, Vec<u32>>,
@@ -66,6 +91,7 @@ impl Breakpoints {
             session,
             stops,
             armed: BTreeMap::new(),
+            conditions: BTreeMap::new(),
             steps: BTreeMap::new(),
             calls: None,
             watched: Vec::new(),
@@ -93,8 +119,20 @@ impl Breakpoints {
         thread: Option<i32>,
         cause: Cause,
     ) -> Result<u32, DebugError> {
+        self.hold_if(subject, probe, thread, (cause, Conditions::default()))
+    }
+
+    /// Enables a probe whose hits hold the machine unless these conditions are false.
+    fn hold_if(
+        &mut self,
+        subject: &dyn Subject,
+        probe: &Probe,
+        thread: Option<i32>,
+        (cause, conditions): (Cause, Conditions),
+    ) -> Result<u32, DebugError> {
         let program = Arc::new(Holder {
             cause,
+            conditions,
             number: subject.number_of_hit(),
             stops: self.stops.clone(),
         });
@@ -104,10 +142,22 @@ impl Breakpoints {
         enabled.map_err(|error| DebugError::Session(error.to_string()))
     }
 
+    /// Sets the conditions of the breakpoint that is, or will be, at `address`.
+    pub(crate) fn set_conditions(&mut self, address: u64, conditions: Vec<Vec<u8>>) {
+        if self.conditions.len() < MAX_BREAKPOINTS || self.conditions.contains_key(&address) {
+            self.conditions.entry(address).or_default().set(conditions);
+        }
+    }
+
     /// Adds a breakpoint at `address`. Returns whether it can be there.
-    pub(crate) fn add(&mut self, subject: &dyn Subject, address: u64) -> Result<bool, DebugError> {
+    pub(crate) fn add(
+        &mut self,
+        subject: &dyn Subject,
+        address: u64,
+        kind: Kind,
+    ) -> Result<bool, DebugError> {
         if let Some(armed) = self.armed.get_mut(&address) {
-            armed.wanted = true;
+            *armed.wanted(kind) = true;
             return Ok(true);
         }
         if self.armed.len() >= MAX_BREAKPOINTS {
@@ -116,27 +166,30 @@ impl Breakpoints {
         let Some(probe) = subject.probe_at(address)? else {
             return Ok(false);
         };
-        let probe = match self.hold_at(subject, &probe, None, Cause::Breakpoint) {
+        let conditions = self.conditions.entry(address).or_default().clone();
+        let cause = (Cause::Breakpoint, conditions);
+        let probe = match self.hold_if(subject, &probe, None, cause) {
             Ok(probe) => probe,
             Err(error) => {
                 log::info!("no breakpoint at {address:#x}: {error}");
                 return Ok(false);
             }
         };
-        let wanted = true;
-        self.armed.insert(address, Armed { probe, wanted });
+        let wanted = [false; 2];
+        let armed = self.armed.entry(address);
+        *armed.or_insert(Armed { probe, wanted }).wanted(kind) = true;
         Ok(true)
     }
 
     /// Takes a breakpoint out. Returns whether there was one.
-    pub(crate) fn remove(&mut self, address: u64) -> bool {
+    pub(crate) fn remove(&mut self, address: u64, kind: Kind) -> bool {
         let armed = self.armed.get_mut(&address);
-        armed.is_some_and(|armed| std::mem::take(&mut armed.wanted))
+        armed.is_some_and(|armed| std::mem::take(armed.wanted(kind)))
     }
 
     /// Checks whether the client wants a breakpoint at `address`.
     pub(crate) fn is_wanted(&self, address: u64) -> bool {
-        self.armed.get(&address).is_some_and(|armed| armed.wanted)
+        self.armed.get(&address).is_some_and(Armed::is_wanted)
     }
 
     /// Disarms the breakpoints, watchpoints and system calls that were taken out.
@@ -147,16 +200,21 @@ impl Breakpoints {
         }
         let session = &mut self.session;
         self.armed.retain(|_, armed| {
-            if !armed.wanted {
+            let is_wanted = armed.is_wanted();
+            if !is_wanted {
                 session.disable(armed.probe);
             }
-            armed.wanted
+            is_wanted
         });
+        let armed = &self.armed;
+        self.conditions
+            .retain(|address, _| armed.contains_key(address));
     }
 
     /// Disarms the breakpoints, watchpoints and steps of a program that its process has left. The
     /// client does not take them out.
     pub(crate) fn leave_program(&mut self) {
+        self.conditions.clear();
         let armed = std::mem::take(&mut self.armed);
         self.disable(armed.into_values().map(|armed| armed.probe));
         self.leave_watched();

@@ -11,8 +11,8 @@ use gdbstub::target::ext::base::multithread::{
     MultiThreadSchedulerLockingOps, MultiThreadSingleStep, MultiThreadSingleStepOps,
 };
 use gdbstub::target::ext::breakpoints::{
-    Breakpoints as BreakpointRequests, BreakpointsOps, HwWatchpoint, HwWatchpointOps, SwBreakpoint,
-    SwBreakpointOps, WatchKind,
+    Breakpoints as BreakpointRequests, BreakpointsOps, HwBreakpoint, HwBreakpointOps, HwWatchpoint,
+    HwWatchpointOps, SwBreakpoint, SwBreakpointOps, WatchKind,
 };
 use gdbstub::target::ext::catch_syscalls::CatchSyscallsOps;
 use gdbstub::target::ext::exec_file::{ExecFile, ExecFileOps};
@@ -20,6 +20,7 @@ use gdbstub::target::ext::host_io::HostIoOps;
 use gdbstub::target::ext::thread_extra_info::{ThreadExtraInfo, ThreadExtraInfoOps};
 use gdbstub::target::{Target, TargetError, TargetResult};
 
+use crate::breakpoints::Kind;
 use crate::debugger::{Debugger, id};
 use crate::files::copy;
 use crate::registers::{Linux64, ThreadRegisters};
@@ -189,6 +190,10 @@ impl BreakpointRequests for Debugger<'_> {
         Some(self)
     }
 
+    fn support_hw_breakpoint(&mut self) -> Option<HwBreakpointOps<'_, Self>> {
+        Some(self)
+    }
+
     fn support_hw_watchpoint(&mut self) -> Option<HwWatchpointOps<'_, Self>> {
         Some(self)
     }
@@ -196,7 +201,9 @@ impl BreakpointRequests for Debugger<'_> {
 
 impl SwBreakpoint for Debugger<'_> {
     fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
-        let added = self.breakpoints.add(&*self.subject, address);
+        let added = self
+            .breakpoints
+            .add(&*self.subject, address, Kind::Software);
         let added = match added {
             Ok(false) if self.may_write() => {
                 self.returns
@@ -208,13 +215,26 @@ impl SwBreakpoint for Debugger<'_> {
     }
 
     fn remove_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
-        if self.breakpoints.remove(address) {
+        if self.breakpoints.remove(address, Kind::Software) {
             return Ok(true);
         }
         let removed = self
             .returns
             .remove(&*self.subject, &mut self.breakpoints, address);
         removed.map_err(TargetError::Fatal)
+    }
+}
+
+impl HwBreakpoint for Debugger<'_> {
+    fn add_hw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        let added = self
+            .breakpoints
+            .add(&*self.subject, address, Kind::Hardware);
+        added.map_err(TargetError::Fatal)
+    }
+
+    fn remove_hw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        Ok(self.breakpoints.remove(address, Kind::Hardware))
     }
 }
 
