@@ -159,7 +159,7 @@ mod tests {
             ("z0,401000,1", back("+$OK#9a")),
             ("m401000,4", Way::On),
             ("Hgp0.0", Way::On),
-            ("Z0,401000,1", Way::On),
+            ("Z2,401000,8", Way::On),
             ("QStartNoAckMode", Way::On),
             ("D;1f", back("$OK#9a")),
             ("D;1", Way::On),

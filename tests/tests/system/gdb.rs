@@ -31,12 +31,12 @@ const LOOKS: Session = &[
         &["target:/lib/x86_64-linux-gnu/libc.so.6"],
     ),
     ("break count_one if $rdi == 1", &["Breakpoint 1 at"]),
+    ("continue", &["Breakpoint 1, ", " in count_one ()"]),
     // Evaluated at the hit.
     (
         "info breakpoints",
         &["stop only if $rdi == 1 (target evals)"],
     ),
-    ("continue", &["Breakpoint 1, ", " in count_one ()"]),
     ("print $rdi", &["= 1"]),
     ("bt", &[" in count_one ()", " in count ()"]),
     ("stepi", &[" in count_one ()"]),
