@@ -1,8 +1,9 @@
 //! Conditions of breakpoints, which the client sends as agent expressions (GDB manual, appendix F).
 //! They are evaluated at the hit, so one that is false costs no stop.
 //!
-//! An expression that reads what is not there, has another opcode or takes too long is an error. The
-//! hit is then reported, and the client evaluates the condition itself, as it does at each stop.
+//! An expression that reads what is not there, has another opcode or takes too long is an error.
+//! The hit is then reported, and the client evaluates the condition itself, as it does at each
+//! stop.
 
 /// The most steps of one evaluation.
 const MOST_STEPS: usize = 10_000;
@@ -33,8 +34,8 @@ pub(crate) enum Unknown {
     TooLong,
 }
 
-/// Checks whether a breakpoint with these conditions stops: one of them is true or unknown, or there
-/// are none.
+/// Checks whether a breakpoint with these conditions stops: one of them is true or unknown, or
+/// there are none.
 pub(crate) fn stops(conditions: &[Vec<u8>], scene: &impl Scene) -> bool {
     let is_true = |condition: &Vec<u8>| evaluate(condition, scene) != Ok(0);
     conditions.is_empty() || conditions.iter().any(is_true)
@@ -281,7 +282,8 @@ mod tests {
         for (code, expected) in [
             // rdi == 5, as gdb sends it: reg 5, const8 5, equal, end.
             (&[0x26, 0, 5, 0x22, 5, 0x13, 0x27][..], 1),
-            // *(short *)0x1000 == -16: const16, ref16, ext 16, const8 16, const8 0, swap, sub, equal.
+            // *(short *)0x1000 == -16: const16, ref16, ext 16, const8 16, const8 0, swap, sub,
+            // equal.
             (
                 &[
                     0x23, 0x10, 0, 0x18, 0x16, 16, 0x22, 16, 0x22, 0, 0x2b, 0x03, 0x13, 0x27,
