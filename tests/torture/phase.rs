@@ -114,9 +114,13 @@ impl Crowd<'_> {
 
     /// Returns whether the phase goes on.
     pub fn goes_on(&self) -> bool {
-        let counted = self.figure(counts::FIGURE) >= SHARE_OF_COUNTS;
-        let paced = [rounds::FIGURE, clients::KILLED, saves::FIGURE];
-        let reached = counted && paced.iter().all(|figure| self.is_done(figure));
+        let figures = [
+            rounds::FIGURE,
+            clients::KILLED,
+            saves::FIGURE,
+            counts::FIGURE,
+        ];
+        let reached = figures.iter().all(|figure| self.is_done(figure));
         !reached && !self.failed.load(Ordering::Relaxed)
     }
 
@@ -133,6 +137,7 @@ impl Crowd<'_> {
         let share = match figure {
             rounds::FIGURE => self.share.rounds,
             clients::KILLED => self.share.client_kills,
+            counts::FIGURE => SHARE_OF_COUNTS,
             _ => 1,
         };
         self.began.elapsed() >= self.share.least && self.figure(figure) >= share

@@ -10,6 +10,47 @@ const MOST_STEPS: usize = 10_000;
 /// The most values on the stack.
 const MOST_VALUES: usize = 100;
 
+/// The opcodes (GDB manual, "Bytecode Descriptions").
+mod op {
+    pub(super) const ADD: u8 = 0x02;
+    pub(super) const SUB: u8 = 0x03;
+    pub(super) const MUL: u8 = 0x04;
+    pub(super) const DIV_SIGNED: u8 = 0x05;
+    pub(super) const DIV_UNSIGNED: u8 = 0x06;
+    pub(super) const REM_SIGNED: u8 = 0x07;
+    pub(super) const REM_UNSIGNED: u8 = 0x08;
+    pub(super) const LSH: u8 = 0x09;
+    pub(super) const RSH_SIGNED: u8 = 0x0a;
+    pub(super) const RSH_UNSIGNED: u8 = 0x0b;
+    pub(super) const LOG_NOT: u8 = 0x0e;
+    pub(super) const BIT_AND: u8 = 0x0f;
+    pub(super) const BIT_OR: u8 = 0x10;
+    pub(super) const BIT_XOR: u8 = 0x11;
+    pub(super) const BIT_NOT: u8 = 0x12;
+    pub(super) const EQUAL: u8 = 0x13;
+    pub(super) const LESS_SIGNED: u8 = 0x14;
+    pub(super) const LESS_UNSIGNED: u8 = 0x15;
+    pub(super) const EXT: u8 = 0x16;
+    pub(super) const REF8: u8 = 0x17;
+    pub(super) const REF16: u8 = 0x18;
+    pub(super) const REF32: u8 = 0x19;
+    pub(super) const REF64: u8 = 0x1a;
+    pub(super) const IF_GOTO: u8 = 0x20;
+    pub(super) const GOTO: u8 = 0x21;
+    pub(super) const CONST8: u8 = 0x22;
+    pub(super) const CONST16: u8 = 0x23;
+    pub(super) const CONST32: u8 = 0x24;
+    pub(super) const CONST64: u8 = 0x25;
+    pub(super) const REG: u8 = 0x26;
+    pub(super) const END: u8 = 0x27;
+    pub(super) const DUP: u8 = 0x28;
+    pub(super) const POP: u8 = 0x29;
+    pub(super) const ZERO_EXT: u8 = 0x2a;
+    pub(super) const SWAP: u8 = 0x2b;
+    pub(super) const PICK: u8 = 0x32;
+    pub(super) const ROT: u8 = 0x33;
+}
+
 /// The registers and the memory of a hit.
 pub(crate) trait Scene {
     /// Returns a register by the number of the target description.
@@ -146,69 +187,69 @@ impl StackMachine<'_> {
         let opcode = self.operand(1)? as u8;
         let truth = |is_true| Some(u64::from(is_true));
         match opcode {
-            0x02 => self.binary(|a, b| Some(a.wrapping_add(b)))?,
-            0x03 => self.binary(|a, b| Some(a.wrapping_sub(b)))?,
-            0x04 => self.binary(|a, b| Some(a.wrapping_mul(b)))?,
-            0x05 => self.binary(|a, b| signed(a, b, i64::checked_div))?,
-            0x06 => self.binary(u64::checked_div)?,
-            0x07 => self.binary(|a, b| signed(a, b, i64::checked_rem))?,
-            0x08 => self.binary(u64::checked_rem)?,
-            0x09 => self.binary(|a, b| Some(shifted(b).map_or(0, |by| a << by)))?,
-            0x0a => self.binary(|a, b| {
+            op::ADD => self.binary(|a, b| Some(a.wrapping_add(b)))?,
+            op::SUB => self.binary(|a, b| Some(a.wrapping_sub(b)))?,
+            op::MUL => self.binary(|a, b| Some(a.wrapping_mul(b)))?,
+            op::DIV_SIGNED => self.binary(|a, b| signed(a, b, i64::checked_div))?,
+            op::DIV_UNSIGNED => self.binary(u64::checked_div)?,
+            op::REM_SIGNED => self.binary(|a, b| signed(a, b, i64::checked_rem))?,
+            op::REM_UNSIGNED => self.binary(u64::checked_rem)?,
+            op::LSH => self.binary(|a, b| Some(shifted(b).map_or(0, |by| a << by)))?,
+            op::RSH_SIGNED => self.binary(|a, b| {
                 let by = shifted(b).unwrap_or(u64::BITS - 1);
                 Some((a.cast_signed() >> by).cast_unsigned())
             })?,
-            0x0b => self.binary(|a, b| Some(shifted(b).map_or(0, |by| a >> by)))?,
-            0x0e => self.unary(|a| u64::from(a == 0))?,
-            0x0f => self.binary(|a, b| Some(a & b))?,
-            0x10 => self.binary(|a, b| Some(a | b))?,
-            0x11 => self.binary(|a, b| Some(a ^ b))?,
-            0x12 => self.unary(|a| !a)?,
-            0x13 => self.binary(|a, b| truth(a == b))?,
-            0x14 => self.binary(|a, b| truth(a.cast_signed() < b.cast_signed()))?,
-            0x15 => self.binary(|a, b| truth(a < b))?,
-            0x16 => {
+            op::RSH_UNSIGNED => self.binary(|a, b| Some(shifted(b).map_or(0, |by| a >> by)))?,
+            op::LOG_NOT => self.unary(|a| u64::from(a == 0))?,
+            op::BIT_AND => self.binary(|a, b| Some(a & b))?,
+            op::BIT_OR => self.binary(|a, b| Some(a | b))?,
+            op::BIT_XOR => self.binary(|a, b| Some(a ^ b))?,
+            op::BIT_NOT => self.unary(|a| !a)?,
+            op::EQUAL => self.binary(|a, b| truth(a == b))?,
+            op::LESS_SIGNED => self.binary(|a, b| truth(a.cast_signed() < b.cast_signed()))?,
+            op::LESS_UNSIGNED => self.binary(|a, b| truth(a < b))?,
+            op::EXT => {
                 let spare = self.spare_bits()?;
                 self.unary(|a| ((a << spare).cast_signed() >> spare).cast_unsigned())?;
             }
-            0x17 => self.fetch(scene, 1)?,
-            0x18 => self.fetch(scene, 2)?,
-            0x19 => self.fetch(scene, 4)?,
-            0x1a => self.fetch(scene, 8)?,
-            0x20 => {
+            op::REF8 => self.fetch(scene, 1)?,
+            op::REF16 => self.fetch(scene, 2)?,
+            op::REF32 => self.fetch(scene, 4)?,
+            op::REF64 => self.fetch(scene, 8)?,
+            op::IF_GOTO => {
                 let target = self.operand(2)?;
                 if self.pop()? != 0 {
                     self.at = target as usize;
                 }
             }
-            0x21 => self.at = self.operand(2)? as usize,
-            0x22 => self.constant(1)?,
-            0x23 => self.constant(2)?,
-            0x24 => self.constant(4)?,
-            0x25 => self.constant(8)?,
-            0x26 => {
+            op::GOTO => self.at = self.operand(2)? as usize,
+            op::CONST8 => self.constant(1)?,
+            op::CONST16 => self.constant(2)?,
+            op::CONST32 => self.constant(4)?,
+            op::CONST64 => self.constant(8)?,
+            op::REG => {
                 let number = self.operand(2)? as u16;
                 self.push(scene.register(number).ok_or(Unknown::Missing)?)?;
             }
-            0x27 => return self.pop().map(Some),
-            0x28 => self.pick(0)?,
-            0x29 => {
+            op::END => return self.pop().map(Some),
+            op::DUP => self.pick(0)?,
+            op::POP => {
                 self.pop()?;
             }
-            0x2a => {
+            op::ZERO_EXT => {
                 let spare = self.spare_bits()?;
                 self.unary(|a| a << spare >> spare)?;
             }
-            0x2b => {
+            op::SWAP => {
                 let (second, first) = (self.pop()?, self.pop()?);
                 self.push(second)?;
                 self.push(first)?;
             }
-            0x32 => {
+            op::PICK => {
                 let depth = self.operand(1)?;
                 self.pick(depth as usize)?;
             }
-            0x33 => {
+            op::ROT => {
                 let (third, second, first) = (self.pop()?, self.pop()?, self.pop()?);
                 self.push(third)?;
                 self.push(first)?;

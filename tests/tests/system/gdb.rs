@@ -2,6 +2,7 @@
 //! have to print are data.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
@@ -220,6 +221,25 @@ const IN_KERNEL: Session = &[
     ("detach", &["detached"]),
 ];
 
+/// Restores the machine `g` from a snapshot.
+fn restored(world: &World, folder: &Path) -> Running {
+    let mut line = words("run --name g --restore");
+    line.push(folder.into());
+    world.start(line)
+}
+
+/// Finds the parts in a text, one behind the other. Returns the first that is not there.
+fn missing<'p>(text: &str, parts: &[&'p str]) -> Option<&'p str> {
+    let mut rest = text;
+    for part in parts {
+        let Some((_, behind)) = rest.split_once(part) else {
+            return Some(part);
+        };
+        rest = behind;
+    }
+    None
+}
+
 /// Starts gdb, attached to a process by the command.
 fn gdb(world: &World, options: &str) -> Running {
     let mut gdb = Command::new("gdb");
@@ -254,13 +274,8 @@ fn ask(gdb: &mut Running, command: &str) -> String {
 fn talk(gdb: &mut Running, session: Session) {
     for (command, parts) in session {
         let printed = ask(gdb, command);
-        let mut rest = printed.as_str();
-        for part in *parts {
-            let Some(at) = rest.find(part) else {
-                panic!("{command}: no {part:?} in its place:\n{printed}")
-            };
-            rest = &rest[at + part.len()..];
-        }
+        let missing = missing(&printed, parts);
+        assert_eq!(missing, None, "{command} printed:\n{printed}");
     }
 }
 
@@ -268,9 +283,7 @@ fn talk(gdb: &mut Running, session: Session) {
 fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
     let host = host!();
     let world = World::new();
-    let mut line = words("run --name g --restore");
-    line.push(snapshot_folder(host).into());
-    let mut machine = world.start(line);
+    let mut machine = restored(&world, snapshot_folder(host));
     machine.type_line("mkfifo /tmp/line; debugged < /tmp/line & exec 3> /tmp/line");
     machine.wait_until("program", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("debugged: ")
@@ -320,9 +333,7 @@ fn a_process_of_a_guest_is_debugged_and_runs_on_and_its_crash_is_caught() {
 fn children_and_new_programs_of_a_process_are_caught() {
     let host = host!();
     let world = World::new();
-    let mut line = words("run --name g --restore");
-    line.push(snapshot_folder(host).into());
-    let mut machine = world.start(line);
+    let mut machine = restored(&world, snapshot_folder(host));
     machine.type_line("mkfifo /tmp/line");
     // A shell that makes a child, and becomes a program that makes another one by vfork(2).
     machine.type_line(
@@ -397,9 +408,7 @@ fn frames_here(world: &World, program: &str) -> Vec<String> {
 fn crashes_of_programs_in_several_languages_have_their_stacks() {
     let host = host!();
     let world = World::new();
-    let mut line = words("run --name g --restore");
-    line.push(crashes::snapshot_folder(host).into());
-    let mut machine = world.start(line);
+    let mut machine = restored(&world, crashes::snapshot_folder(host));
     for (number, program) in crashes::PROGRAMS.iter().enumerate() {
         let name = program.name;
         let pipe = format!("/tmp/{name}");
@@ -442,9 +451,7 @@ const LLDB_CRASH: Session = &[
 fn lldb_catches_a_crash() {
     let host = host!();
     let world = World::new();
-    let mut line = words("run --name g --restore");
-    line.push(crashes::snapshot_folder(host).into());
-    let mut machine = world.start(line);
+    let mut machine = restored(&world, crashes::snapshot_folder(host));
     machine.type_line("mkfifo /tmp/line; crash-c < /tmp/line & exec 3> /tmp/line");
     machine.wait_until("program", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("crash: ready")
@@ -476,14 +483,8 @@ fn lldb_catches_a_crash() {
         let before = lldb.printed().0.len();
         lldb.type_line(command);
         lldb.wait_until(command, COMMAND_LIMIT, |stdout, _| {
-            let mut rest = stdout.get(before..).unwrap_or_default();
-            parts.iter().all(|part| match rest.split_once(part) {
-                Some((_, behind)) => {
-                    rest = behind;
-                    true
-                }
-                None => false,
-            })
+            let printed = stdout.get(before..).unwrap_or_default();
+            missing(printed, parts).is_none()
         });
     }
     lldb.type_line("quit");
@@ -528,9 +529,7 @@ fn the_kernel_is_debugged_without_a_file_of_it() {
 fn a_process_that_is_none_is_told_and_a_debugger_that_breaks_off_leaves_the_guest_running() {
     let host = host!();
     let world = World::new();
-    let mut line = words("run --name g --restore");
-    line.push(snapshot_folder(host).into());
-    let mut machine = world.start(line);
+    let mut machine = restored(&world, snapshot_folder(host));
     machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
         let vms = world.run(words("vms"), COMMAND_LIMIT);
         vms.stdout.contains("g ")
