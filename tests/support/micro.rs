@@ -19,7 +19,7 @@ use crate::Host;
 /// The RAM of such a machine, in bytes.
 const MEMORY: u64 = 4 << 20;
 /// The time limit for a guest's first line, and for its end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// The number of times that a guest which was paused too late is started anew.
 const ATTEMPTS: usize = 20;
 

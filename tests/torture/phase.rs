@@ -15,7 +15,7 @@ use crate::{clients, counts, kills, rounds, saves};
 
 /// The time limit for the text to be as it was: the kernel removes its own probes some time after
 /// the request.
-const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+const SETTLE_LIMIT: Duration = Duration::from_secs(600);
 /// The time limit for a newly restored machine to have all its threads.
 const START_LIMIT: Duration = Duration::from_secs(3);
 /// The client that counts: there is always one, which has the guest's shell.

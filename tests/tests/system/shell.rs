@@ -8,9 +8,6 @@ use support::shell::COMMAND_LIMIT;
 use support::{Kernel, Shell, host};
 use vmm::RunEnd;
 
-/// The time limit of a guest's shutdown.
-const END_LIMIT: Duration = Duration::from_secs(120);
-
 #[test]
 fn the_shell_answers() {
     let host = host!();
@@ -141,7 +138,7 @@ fn the_guest_ends_the_way_it_is_told() {
     ] {
         let shell = Shell::new(host);
         shell.type_line(command);
-        let end = shell.linux.end(END_LIMIT);
+        let end = shell.linux.end(COMMAND_LIMIT);
         match (&end, reset) {
             (RunEnd::Reset { .. }, true) | (RunEnd::Halted, false) => {}
             _ => panic!("{command}: {end}\n{}", shell.linux.situation()),
