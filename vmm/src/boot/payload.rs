@@ -11,6 +11,7 @@
 //! Source: `Documentation/x86/boot.rst` and `scripts/Makefile.lib` of Linux.
 
 mod codec;
+mod lzop;
 
 pub use codec::Codec;
 
@@ -95,20 +96,13 @@ pub enum PayloadError {
     },
     /// The payload has an unknown codec.
     #[error(
-        "the payload starts with {magic:02x?}: not gzip, bzip2, LZMA, XZ, Zstandard, LZ4 or ELF; give \
-         the ELF vmlinux"
+        "the payload starts with {magic:02x?}: not gzip, bzip2, LZMA, XZ, Zstandard, LZ4, LZO or ELF; \
+         give the ELF vmlinux"
     )]
     UnknownCodec {
         /// The first bytes of the payload, at most six.
         magic: Vec<u8>,
     },
-    /// The payload is packed with LZO.
-    #[error(
-        "the payload is packed with LZO, which is not supported: unpack it with the kernel's \
-         scripts/extract-vmlinux (needs lzop) and give the ELF vmlinux, or build the kernel with \
-         CONFIG_KERNEL_ZSTD or CONFIG_KERNEL_GZIP"
-    )]
-    Lzo,
     /// The payload claims to be larger than any kernel.
     #[error(
         "the {codec} payload claims to unpack to {claimed} bytes; at most {MAX_UNPACKED} are \
@@ -161,7 +155,7 @@ pub enum PayloadError {
 /// Unpacks the kernel in `file`, the whole contents of a bzImage.
 ///
 /// # Errors
-/// If the file is no bzImage, is truncated or damaged, or is packed with LZO or an unknown codec.
+/// If the file is no bzImage, is truncated or damaged, or is packed with an unknown codec.
 pub fn unpack_bzimage(file: &[u8]) -> Result<Vec<u8>, PayloadError> {
     let payload = find_payload(file)?;
     let codec = Codec::detect(payload)?;

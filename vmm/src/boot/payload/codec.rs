@@ -5,7 +5,7 @@
 use std::fmt;
 use std::io::{self, ErrorKind, Read};
 
-use super::PayloadError;
+use super::{PayloadError, lzop};
 
 pub(super) const ELF_MAGIC: &[u8] = b"\x7fELF";
 
@@ -32,6 +32,8 @@ pub enum Codec {
     Zstd,
     /// LZ4 blocks in the legacy frame (`lz4 -l`).
     Lz4,
+    /// LZO1X blocks in a file of lzop.
+    Lzo,
 }
 
 impl fmt::Display for Codec {
@@ -44,6 +46,7 @@ impl fmt::Display for Codec {
             Self::Xz => "XZ",
             Self::Zstd => "Zstandard",
             Self::Lz4 => "LZ4",
+            Self::Lzo => "LZO",
         })
     }
 }
@@ -51,7 +54,7 @@ impl fmt::Display for Codec {
 impl Codec {
     /// Detects the codec by the payload's first bytes, as the kernel's boot protocol lists them.
     pub(super) fn detect(payload: &[u8]) -> Result<Self, PayloadError> {
-        let known: [(&[u8], Self); 7] = [
+        let known: [(&[u8], Self); 8] = [
             (ELF_MAGIC, Self::None),
             (&[0x1f, 0x8b], Self::Gzip),
             (b"BZh", Self::Bzip2),
@@ -59,10 +62,8 @@ impl Codec {
             (b"\xfd7zXZ\0", Self::Xz),
             (&[0x28, 0xb5, 0x2f, 0xfd], Self::Zstd),
             (&LZ4_MAGIC, Self::Lz4),
+            (b"\x89LZO\0", Self::Lzo),
         ];
-        if payload.starts_with(b"\x89LZO\0") {
-            return Err(PayloadError::Lzo);
-        }
         known
             .into_iter()
             .find_map(|(magic, codec)| payload.starts_with(magic).then_some(codec))
@@ -92,6 +93,7 @@ impl Codec {
             }
             Self::Zstd => zstd(packed, expected, out),
             Self::Lz4 => lz4(packed, expected, out),
+            Self::Lzo => lzop::unpack(packed, expected, out),
         }
     }
 }
@@ -106,7 +108,7 @@ fn drain(reader: impl Read, expected: usize, out: &mut Vec<u8>) -> io::Result<()
     reader.take(limit).read_to_end(out).map(|_| ())
 }
 
-fn invalid(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+pub(super) fn invalid(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, reason)
 }
 
