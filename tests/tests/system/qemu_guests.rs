@@ -142,7 +142,7 @@ fn a_guest_of_qemu_is_looked_into_and_goes_on_even_if_the_look_is_killed() {
     let address = known.split_whitespace().next().unwrap_or_default();
     assert!(address.len() == 16 && sym.contains(address), "{known}{sym}");
 
-    for format in ["elf", "kdump-zlib", "kdump-lzo"] {
+    for format in ["elf", "kdump-zlib"] {
         let path = world.path(format);
         qemu.dump(format, &path);
         let dumped = |line: &str| {
