@@ -562,6 +562,7 @@ fn doubt(frame: &WalkedFrame) -> Option<String> {
     let text = match frame.found {
         Found::Guess(Guess::FramePointer) => "by its frame pointer",
         Found::Guess(Guess::TopOfStack) => "taken from the top of the stack",
+        Found::Guess(Guess::Caller) => "the first call of the function on the stack",
         _ if frame.trampoline.is_some() && !frame.reliable => "its return address was replaced",
         _ => return None,
     };

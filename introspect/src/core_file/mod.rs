@@ -79,12 +79,6 @@ pub enum CoreFileError {
         /// `p_filesz`.
         length: u64,
     },
-    /// Two segments hold the same memory.
-    #[error("two segments hold guest-physical {address}")]
-    Overlap {
-        /// First byte of the second.
-        address: Gpa,
-    },
     /// A CPU's note is too short or of another version.
     #[error("the note of CPU {index} has version {version} and {length} bytes, which is unknown")]
     BadCpu {
@@ -151,16 +145,8 @@ impl CoreLayout {
             }
         }
         segments.sort_by_key(|(range, _)| range.start);
-        for pair in segments.windows(2) {
-            if let [(first, _), (second, _)] = pair
-                && first.end > second.start
-            {
-                let address = Gpa(second.start);
-                return Err(CoreFileError::Overlap { address });
-            }
-        }
         Ok(Self {
-            segments,
+            segments: without_overlaps(segments),
             cpus: found.cpus,
             crashed: found.crashed,
         })
@@ -217,6 +203,19 @@ fn load<'data>(
         length,
     })?;
     Ok((length != 0).then_some(found))
+}
+
+/// Cuts sorted segments where an earlier one has the same memory. A `/proc/vmcore` has the kernel's
+/// text twice: by its own addresses, and among all memory.
+fn without_overlaps(segments: Vec<(Range<u64>, u64)>) -> Vec<(Range<u64>, u64)> {
+    let mut covered = 0;
+    let cut = segments.into_iter().filter_map(|(range, offset)| {
+        let start = range.start.max(covered);
+        covered = covered.max(range.end);
+        let offset = offset.checked_add(start - range.start)?;
+        (start < range.end).then_some((start..range.end, offset))
+    });
+    cut.collect()
 }
 
 fn not_elf(error: object::Error) -> CoreFileError {
@@ -394,6 +393,20 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_there_twice_is_read_once() {
+        let bytes = file(&[
+            (0x1004, b"ernel"),
+            (0x1000, b"the kernel and more"),
+            (0x1010, b"ore behind"),
+        ]);
+        let core = CoreFile::parse(bytes).unwrap();
+        assert_eq!(core.ram(), [0x1000..0x101a]);
+        let mut all = [0; 26];
+        core.read_physical(Gpa(0x1000), &mut all).unwrap();
+        assert_eq!(&all, b"the kernel and more behind");
+    }
+
+    #[test]
     fn what_is_no_core_file_is_told() {
         let good = file(&[(0x1000, b"bytes")]);
         let with = |offset: usize, byte: u8| {
@@ -408,10 +421,6 @@ mod tests {
             (with(18, 183), "type 4 for machine 183"),
             (good[..good.len() - 1].to_vec(), "segment 1 (0x5 bytes"),
             (with(note, 9), "CPU 0 has version 9 and 440 bytes"),
-            (
-                file(&[(0x1000, b"one"), (0x1002, b"two")]),
-                "two segments hold guest-physical 0x1002",
-            ),
         ] {
             let error = CoreFile::parse(bytes).err().unwrap().to_string();
             assert_says(&error, part);

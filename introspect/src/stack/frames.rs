@@ -29,6 +29,8 @@ pub enum Guess {
     FramePointer,
     /// A function without a frame has nothing on the stack but its return address.
     TopOfStack,
+    /// The function has no unwind information, and this is the first return address of a call of it.
+    Caller,
 }
 
 /// A kernel facility that replaced a return address on the stack by its own, to be called when the

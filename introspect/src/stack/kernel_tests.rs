@@ -349,6 +349,31 @@ fn replaced_return_addresses_are_looked_up() {
     }
 }
 
+/// A function without unwind information, with words on its stack that look like return addresses.
+#[test]
+fn the_caller_of_a_function_without_unwind_information_is_the_one_that_calls_it() {
+    let mut kernel = without_frame_pointers();
+    system_call(&mut kernel);
+    let sp = ENTRY - 24 - 32;
+    kernel.words(sp, &[9, TEXT + 0x250, 8, TEXT + 0x350]);
+    let unwinder = kernel.unwinder(true);
+    let at = [TEXT + 0x20, sp, 0];
+    let stack = running(&kernel, &unwinder, at);
+    let address = Gva(TEXT + 0x20);
+    let first = (0x20, Found::Register);
+    assert_eq!(
+        (frames(&stack), stack.end),
+        (vec![first], End::NoUnwindInfo { address })
+    );
+    kernel.put(TEXT + 0x34b, [0xe8]);
+    kernel.put(TEXT + 0x34c, (-0x350_i32).to_le_bytes());
+    let stack = running(&kernel, &unwinder, at);
+    let called = (0x350, Found::Guess(Guess::Caller));
+    let expected = vec![first, called, (0x450, Found::Return)];
+    assert_eq!((frames(&stack), stack.end), (expected, End::UserMode));
+    assert!(!stack.is_reliable());
+}
+
 #[test]
 fn damaged_stacks_end_with_what_is_wrong() {
     type Damage = fn(&mut TestKernel, u64);

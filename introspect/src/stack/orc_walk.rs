@@ -137,14 +137,39 @@ fn find(
     Ok((entry, Found::Return))
 }
 
+/// Returns the record for a function that has none, as the kernel's own functions that save
+/// registers at a crash (`__crash_kexec`, STACK_FRAME_NON_STANDARD): its return address is the
+/// nearest one on the stack that follows a call of it. Returns `None` if there is none.
+fn by_call(walk: &mut Walk<'_, '_>, position: &Position) -> Option<OrcEntry> {
+    /// The maximum distance of the return address in words.
+    const MOST_WORDS: i16 = 128;
+    (0..MOST_WORDS).find_map(|word| {
+        let at = position.sp.wrapping_add_signed(i64::from(word) * 8);
+        let address = walk.read_stack(at).ok()?;
+        let view = walk.view;
+        let is_call = walk
+            .code()
+            .follows_call_of_function(view, address, position.ip);
+        is_call.then_some(OrcEntry {
+            sp_offset: (word + 1) * 8,
+            ..CALLED
+        })
+    })
+}
+
 /// Moves one frame outwards. Returns `Some` at the end.
 fn step(
     walk: &mut Walk<'_, '_>,
     table: OrcTable,
     position: &mut Position,
 ) -> Result<Option<End>, End> {
-    let (entry, found) = find(walk, table, position)?;
+    let (mut entry, mut found) = find(walk, table, position)?;
     let address = Gva(position.ip);
+    if entry.kind == OrcType::Undefined
+        && let Some(called) = by_call(walk, position)
+    {
+        (entry, found) = (called, Found::Guess(Guess::Caller));
+    }
     match entry.kind {
         OrcType::EndOfStack => return Ok(Some(End::Bottom)),
         OrcType::Undefined => return Err(End::NoUnwindInfo { address }),

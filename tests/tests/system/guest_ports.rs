@@ -3,6 +3,7 @@
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -19,10 +20,17 @@ const NAME: &str = "inside";
 const LINE: usize = 121;
 
 fn start(world: &World, host: &Host, access: &str) -> Running {
-    let mut line = words(&format!(
-        "run --name {NAME} --guest-ports {access} --restore"
-    ));
-    line.push(ports::snapshot_folder(host).into());
+    restore(
+        world,
+        &format!("--guest-ports {access}"),
+        &ports::snapshot_folder(host),
+    )
+}
+
+/// Restores a machine with these options.
+fn restore(world: &World, options: &str, snapshot: &Path) -> Running {
+    let mut line = words(&format!("run --name {NAME} {options} --restore"));
+    line.push(snapshot.into());
     let mut machine = world.start(line);
     machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
         let folder = world.path("run/exotrace").join(NAME);
@@ -235,6 +243,44 @@ fn a_write_to_the_port_marks_a_moment_of_ptrace() {
     assert_eq!(marks.len(), 1, "{marks:?}");
     assert!(marks[0].contains(" sh "), "{marks:?}");
     world.stop(NAME, machine);
+}
+
+#[test]
+fn a_replay_answers_the_guest_as_it_was_answered() {
+    let host = host!();
+    let world = World::new();
+    let options = "--guest-ports rw --history 1h,every=50ms";
+    let mut machine = restore(&world, options, &ports::snapshot_folder(host));
+    tell(
+        &mut machine,
+        "for c in 'trace vfs_read vfs_write new a' 'trace a on' start; do echo $c > tracectl; done; \
+         dd if=/proc/version of=/tmp/v bs=333 count=1 2> /dev/null; echo stop > tracectl",
+    );
+    let answers = ["cat tracectl", "cat trace"].map(|command| tell(&mut machine, command));
+    let [told, traced] = &answers;
+    assert!(told.contains("trace a on\n"), "{told}");
+    assert!(lines(traced).len() > 4, "{traced}");
+    let kept = words(&format!("rewind --vm {NAME} --ago 1h back"));
+    let kept = world.run(kept, COMMAND_LIMIT);
+    assert_eq!(kept.status, 0, "{kept:?}");
+    world.stop(NAME, machine);
+
+    let options = "--guest-ports rw --replay";
+    let mut again = restore(&world, options, &world.path("back"));
+    again.wait_until("end of the replay", COMMAND_LIMIT, |_, stderr| {
+        stderr.contains("the guest went the same way")
+    });
+    let printed = again.printed().0.replace('\r', "");
+    for answer in &answers {
+        assert!(printed.contains(answer), "{answer}\nnot in {printed}");
+    }
+    // From then on it is the machine that answers, for which nothing was traced.
+    let told = tell(&mut again, "cat tracectl");
+    assert!(
+        told.contains("#traceactive") && !told.contains("trace a on"),
+        "{told}"
+    );
+    world.stop(NAME, again);
 }
 
 #[test]

@@ -118,9 +118,8 @@ impl Qemu {
 fn a_guest_of_qemu_is_looked_into_and_goes_on_even_if_the_look_is_killed() {
     let world = World::new();
     let mut qemu = Qemu::start(&world);
-    let pid = qemu.types(
-        "sleep 100000 & until grep -q nanosleep /proc/$!/wchan; do :; done; echo $!",
-    );
+    let pid =
+        qemu.types("sleep 100000 & until grep -q nanosleep /proc/$!/wchan; do :; done; echo $!");
     let pid = pid.trim().to_owned();
 
     let ps = qemu.ask(&world, "ps");

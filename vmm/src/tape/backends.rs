@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use devices::MemorySlice;
 use devices::virtio::blk::{BlockBackend, DirectIo, OverlayFile};
+use devices::virtio::console::PortBackend;
 use devices::virtio::net::{Abilities, GuestOffloads, NetBackend};
 
 use super::{Pull, Stream, Tape};
@@ -101,6 +102,114 @@ impl NetBackend for TapedNet {
                 Ok(length)
             }
         }
+    }
+}
+
+/// A port of a virtio-console. While a recording is played its backend is not there, and everything
+/// that the guest writes is accepted. Afterwards a port that the guest has open is opened anew.
+pub(crate) struct TapedPort<P> {
+    pub(crate) inner: P,
+    pub(crate) tape: Tape,
+    pub(crate) stream: Stream,
+    /// Whether the backend only shows what the guest writes, and so is there in any case.
+    pub(crate) shows: bool,
+    /// Whether the guest has the port open.
+    open: bool,
+    /// Whether the backend knows that.
+    told: bool,
+    /// Whether the last open or close has been handled.
+    settled: bool,
+}
+
+impl<P: PortBackend> TapedPort<P> {
+    pub(crate) fn new(inner: P, tape: Tape, stream: Stream, shows: bool) -> Self {
+        Self {
+            inner,
+            tape,
+            stream,
+            shows,
+            open: false,
+            told: false,
+            settled: true,
+        }
+    }
+
+    /// Checks whether a recording stands for the backend. If none does, the backend is told of an
+    /// open that it has missed.
+    fn is_played(&mut self) -> bool {
+        if !self.shows && self.tape.plays() {
+            return true;
+        }
+        if self.open && !self.told {
+            self.told = true;
+            self.inner.opened();
+        }
+        false
+    }
+}
+
+impl<P: PortBackend> PortBackend for TapedPort<P> {
+    fn opened(&mut self) {
+        (self.open, self.settled) = (true, false);
+        self.tape.output(self.stream, &[b"open"]);
+        self.is_played();
+    }
+
+    fn reopened(&mut self) {
+        (self.open, self.settled) = (true, true);
+        self.is_played();
+    }
+
+    fn closed(&mut self, unread: u64) {
+        (self.open, self.settled) = (false, false);
+        self.tape.output(self.stream, &[b"close"]);
+        if std::mem::take(&mut self.told) {
+            self.inner.closed(unread);
+        }
+    }
+
+    fn is_settled(&mut self) -> bool {
+        if !self.is_played() {
+            let is_settled = self.inner.is_settled();
+            if is_settled && !self.settled {
+                self.settled = true;
+                self.tape.input(self.stream, &[]);
+            }
+            return is_settled;
+        }
+        if self.settled {
+            // The end of a file is where the recording has no more of it.
+            return !self.tape.has_more(self.stream);
+        }
+        self.settled = self.tape.settle(self.stream).unwrap_or(true);
+        self.settled
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> usize {
+        let length = match self.is_played() {
+            true => bytes.len(),
+            false => self.inner.write(bytes).min(bytes.len()),
+        };
+        let accepted = bytes.get(..length).unwrap_or_default();
+        self.tape.output(self.stream, &[accepted]);
+        length
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> usize {
+        if !self.is_played() {
+            let length = self.inner.read(buffer).min(buffer.len());
+            if let (1.., Some(bytes)) = (length, buffer.get(..length)) {
+                self.tape.input(self.stream, bytes);
+            }
+            return length;
+        }
+        let Pull::Bytes(bytes) = self.tape.take(self.stream, buffer.len()) else {
+            return 0;
+        };
+        for (place, byte) in buffer.iter_mut().zip(&bytes) {
+            *place = *byte;
+        }
+        bytes.len()
     }
 }
 

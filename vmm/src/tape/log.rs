@@ -19,6 +19,9 @@ pub(crate) enum Stream {
     Serial,
     /// The virtio device of this number.
     Device(u16),
+    /// The port of this number of the virtio-console. An input without bytes is the moment at which
+    /// its backend had handled an open or a close.
+    Port(u32),
 }
 
 impl std::fmt::Display for Stream {
@@ -26,6 +29,7 @@ impl std::fmt::Display for Stream {
         match self {
             Self::Serial => write!(f, "the serial port"),
             Self::Device(number) => write!(f, "virtio device {number}"),
+            Self::Port(number) => write!(f, "port {number} of the console"),
         }
     }
 }

@@ -1,14 +1,14 @@
 //! The guest's input from outside, recorded and played back.
 //!
-//! A machine with a history records its inputs: bytes for the serial port, frames of the network,
-//! random numbers. It also notes its outputs, as lengths and hashes: bytes of the serial port,
-//! frames, requests of disks. A checkpoint has its place in the [recording](log). A machine that is
+//! A machine with a history records its inputs: bytes for the serial port and for ports of the
+//! virtio-console, frames of the network, random numbers. It also notes its outputs, as lengths and
+//! hashes: bytes of those ports, frames, requests of disks. A checkpoint has its place in the [recording](log). A machine that is
 //! restored from it can be given the same inputs again, each after the outputs that came before it
 //! and not before its time ([`player`]). An output that differs is the place where the run departs
 //! from its recording.
 //!
-//! Not recorded: time, the moments of interrupts, `vsock`, and ports of a virtio-console. So a run
-//! goes the same way only as far as it does not depend on them.
+//! Not recorded: time, the moments of interrupts, and `vsock`, whose connections end at a restore. So
+//! a run goes the same way only as far as it does not depend on them.
 //!
 //! Every machine has a tape. One that neither records nor plays costs an atomic load for each
 //! input or output.
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-pub(crate) use backends::{TapedDisk, TapedNet, TapedRandom};
+pub(crate) use backends::{TapedDisk, TapedNet, TapedPort, TapedRandom};
 #[cfg(test)]
 pub(crate) use log::Kind;
 pub use log::Recording;
@@ -38,6 +38,8 @@ pub(crate) fn rehearse(recording: Recording) {
     for stream in streams {
         player.output(stream, &[&[0; 3]], now);
         let _ = (player.answer(stream, 3), player.pull(stream, 3));
+        let _ = (player.settle(stream), player.has_more(stream));
+        let _ = player.take(stream, 3);
         let due = player.take_due(stream);
         player.put_back(stream, due.get(1..).unwrap_or_default());
     }
@@ -162,6 +164,29 @@ impl Tape {
         self.played(stream, |player| player.answer(stream, length))
     }
 
+    /// Returns the next bytes of a port, likewise.
+    pub(crate) fn take(&self, stream: Stream, room: usize) -> Pull {
+        self.played(stream, |player| player.take(stream, room))
+    }
+
+    /// Checks whether a port's backend had handled an open or a close by now, and records that it
+    /// has. `None` if nothing is played.
+    pub(crate) fn settle(&self, stream: Stream) -> Option<bool> {
+        let mut state = self.running()?;
+        let is_settled = state.player.as_mut()?.settle(stream);
+        if let (true, Some(recorder)) = (is_settled, &mut state.recorder) {
+            recorder.input(stream, &[]);
+        }
+        Some(is_settled)
+    }
+
+    /// Checks whether a port is played more input before the guest's next output to it.
+    pub(crate) fn has_more(&self, stream: Stream) -> bool {
+        let state = self.running();
+        let player = state.as_ref().and_then(|state| state.player.as_ref());
+        player.is_some_and(|player| player.has_more(stream))
+    }
+
     fn played(&self, stream: Stream, ask: impl FnOnce(&mut Player) -> Pull) -> Pull {
         let Some(mut state) = self.running() else {
             return Pull::Live;
@@ -188,6 +213,14 @@ impl Tape {
     /// input.
     pub(crate) fn load(&self, recording: Recording) {
         self.set(|state| state.player = Some(Player::new(recording, Instant::now())));
+    }
+
+    /// Ends playing. Devices that have had no backend meanwhile are woken.
+    fn end_play(&self) {
+        self.set(|state| state.player = None);
+        for (_, wake) in &self.state().wakers {
+            wake();
+        }
     }
 
     /// Plays to the end of the recording, on this thread. `give` takes bytes for the serial port
@@ -223,13 +256,13 @@ impl Tape {
                 }
             } else if let Some(replay) = finished {
                 drop(state);
-                self.set(|state| state.player = None);
+                self.end_play();
                 return Some(replay);
             }
             if is_over() {
                 let replay = state.player.as_ref()?.so_far(Instant::now());
                 drop(state);
-                self.set(|state| state.player = None);
+                self.end_play();
                 return Some(replay);
             }
             let waited = self.0.changed.wait_timeout(state, wait);

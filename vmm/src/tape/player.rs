@@ -84,6 +84,8 @@ pub(crate) struct Player {
     marks: BTreeMap<Stream, Mark>,
     /// The events with marks that were not reached yet, by stream.
     expected: BTreeMap<Stream, VecDeque<usize>>,
+    /// The events with inputs of ports that are not due yet, by port.
+    later: BTreeMap<Stream, VecDeque<usize>>,
     /// The inputs that are due.
     due: BTreeMap<Stream, VecDeque<Vec<u8>>>,
     /// The inputs that a device has asked for before their turn.
@@ -95,11 +97,14 @@ pub(crate) struct Player {
 
 impl Player {
     pub(crate) fn new(recording: Recording, now: Instant) -> Self {
-        let mut expected = BTreeMap::<_, VecDeque<usize>>::new();
+        let [mut expected, mut later] = [const { BTreeMap::<_, VecDeque<usize>>::new() }; 2];
         for (index, event) in recording.events.iter().enumerate() {
-            if let Kind::Output(_) = event.kind {
-                expected.entry(event.stream).or_default().push_back(index);
-            }
+            let list = match (&event.kind, event.stream) {
+                (Kind::Output(_), _) => &mut expected,
+                (Kind::Input(_), Stream::Port(_)) => &mut later,
+                (Kind::Input(_), _) => continue,
+            };
+            list.entry(event.stream).or_default().push_back(index);
         }
         Self {
             events: recording.events,
@@ -108,6 +113,7 @@ impl Player {
             next: 0,
             marks: recording.marks.into_iter().collect(),
             expected,
+            later,
             due: BTreeMap::new(),
             pulled: BTreeSet::new(),
             departed: None,
@@ -191,6 +197,9 @@ impl Player {
                 Kind::Input(bytes) => {
                     self.due.entry(stream).or_default().push_back(bytes.clone());
                     self.awake.insert(stream);
+                    if let Some(later) = self.later.get_mut(&stream) {
+                        later.pop_front();
+                    }
                 }
             }
             self.next += 1;
@@ -243,6 +252,42 @@ impl Player {
         }
     }
 
+    /// Returns the next bytes of a port's input, at most `room`.
+    pub(crate) fn take(&mut self, stream: Stream, room: usize) -> Pull {
+        let Some(due) = self.due.get_mut(&stream) else {
+            return Pull::Nothing;
+        };
+        while due.front().is_some_and(Vec::is_empty) {
+            due.pop_front();
+        }
+        let Some(mut bytes) = due.pop_front() else {
+            return Pull::Nothing;
+        };
+        let rest = bytes.split_off(bytes.len().min(room));
+        self.put_back(stream, &rest);
+        Pull::Bytes(bytes)
+    }
+
+    /// Takes the moment at which a port's backend had handled an open or a close. Returns whether it
+    /// has come.
+    pub(crate) fn settle(&mut self, stream: Stream) -> bool {
+        match self.due.get_mut(&stream) {
+            Some(due) if due.front().is_some_and(Vec::is_empty) => due.pop_front().is_some(),
+            _ => self.departed.is_some(),
+        }
+    }
+
+    /// Checks whether a port has more input before its next output.
+    pub(crate) fn has_more(&self, stream: Stream) -> bool {
+        let first = |of: &BTreeMap<_, VecDeque<usize>>| of.get(&stream)?.front().copied();
+        let is_due = self.due.get(&stream).is_some_and(|due| !due.is_empty());
+        let is_next = match (first(&self.later), first(&self.expected)) {
+            (Some(input), Some(output)) => input < output,
+            (input, _) => input.is_some(),
+        };
+        self.departed.is_none() && (is_due || is_next)
+    }
+
     /// Returns the next input of a device that gets one for each of its requests, of exactly
     /// `length` bytes.
     pub(crate) fn answer(&mut self, stream: Stream, length: usize) -> Pull {
@@ -279,8 +324,14 @@ impl Player {
     /// Returns the result, once all events are done and the recorded time is over.
     pub(crate) fn finished(&self) -> Option<Replay> {
         let now = Instant::now();
+        // A guest that went another way may never open a port again.
+        let may_stay =
+            |stream: &Stream| matches!(stream, Stream::Port(_)) && self.departed.is_some();
         let is_done = self.next >= self.events.len()
-            && self.due.values().all(VecDeque::is_empty)
+            && self
+                .due
+                .iter()
+                .all(|(stream, due)| due.is_empty() || may_stay(stream))
             && now.saturating_duration_since(self.began) >= self.length;
         is_done.then(|| self.so_far(now))
     }
@@ -382,6 +433,43 @@ mod tests {
         let _ = player.pull(NET, 100);
         let told = player.finished().unwrap().to_string();
         assert!(told.contains("has not put out 7 bytes in time"), "{told}");
+    }
+
+    #[test]
+    fn a_port_is_answered_as_it_was() {
+        const PORT: Stream = Stream::Port(2);
+        let (mut player, now) = recorded(|recorder| {
+            recorder.output(PORT, &[b"o"]);
+            recorder.input(PORT, b"");
+            recorder.input(PORT, b"trace 0");
+            recorder.output(PORT, &[b"c"]);
+            recorder.input(PORT, b"");
+        });
+        player.advance(now);
+        assert!(!player.settle(PORT), "it is not open");
+        player.output(PORT, &[b"o"], now);
+        assert!(player.settle(PORT) && player.has_more(PORT));
+        assert_eq!(player.take(PORT, 6), Pull::Bytes(b"trace ".to_vec()));
+        assert!(player.has_more(PORT) && !player.settle(PORT));
+        assert_eq!(player.take(PORT, 6), Pull::Bytes(b"0".to_vec()));
+        assert!(!player.has_more(PORT), "it has closed before the rest");
+        assert_eq!(player.take(PORT, 6), Pull::Nothing);
+        player.output(PORT, &[b"c"], now);
+        assert!(player.finished().is_none());
+        assert!(player.settle(PORT) && !player.settle(PORT));
+        assert_eq!(player.finished().unwrap().end, ReplayEnd::Same);
+    }
+
+    #[test]
+    fn a_port_of_a_guest_that_went_another_way_waits_for_nothing() {
+        const PORT: Stream = Stream::Port(2);
+        let (mut player, now) = recorded(|recorder| {
+            recorder.output(PORT, &[b"o"]);
+            recorder.input(PORT, b"");
+        });
+        player.output(PORT, &[b"c"], now);
+        assert!(!player.has_more(PORT) && player.finished().is_some());
+        assert!(player.settle(PORT) && player.settle(PORT));
     }
 
     #[test]

@@ -17,6 +17,11 @@ pub trait PortBackend: Send {
     /// [settled](Self::is_settled) are in the guest's buffers before its open returns.
     fn opened(&mut self) {}
 
+    /// Handles that the guest has had the port open since before the machine was saved.
+    fn reopened(&mut self) {
+        self.opened();
+    }
+
     /// Handles a close by the guest, or the end of its driver. The guest has discarded up to
     /// `unread` of the last bytes of `read`: those in buffers that it had not read to their end.
     ///

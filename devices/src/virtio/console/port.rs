@@ -202,7 +202,7 @@ impl Port {
     /// Reopens a restored port that the guest had open.
     pub(super) fn reopen(&mut self) {
         self.set_open(true);
-        self.end.opened();
+        self.end.reopened();
     }
 
     /// Handles the end of the driver.

@@ -121,10 +121,7 @@ impl<'a> Rest<'a> {
     }
 
     fn array<const N: usize>(&mut self) -> io::Result<[u8; N]> {
-        let (taken, rest) = self
-            .0
-            .split_first_chunk()
-            .ok_or(ErrorKind::UnexpectedEof)?;
+        let (taken, rest) = self.0.split_first_chunk().ok_or(ErrorKind::UnexpectedEof)?;
         self.0 = rest;
         Ok(*taken)
     }

@@ -185,7 +185,7 @@ impl Made {
             }
             DeviceConfig::Console(console) => {
                 let waker = far_end.clone();
-                let (console, ports) = ConsolePorts::new(console, move || waker.raise())?;
+                let (console, ports) = ConsolePorts::new(console, &tape, move || waker.raise())?;
                 made(Box::new(console), None, Some(ports))
             }
             DeviceConfig::Net(net) => {

@@ -9,6 +9,7 @@ use devices::virtio::console::{
 };
 
 use super::config::ConsoleConfig;
+use crate::tape::{Stream, Tape, TapedPort};
 
 /// The ports of a machine's virtio-console, for any thread. Copies are for the same console.
 ///
@@ -82,27 +83,30 @@ impl PortBackend for Late {
 }
 
 impl ConsolePorts {
-    /// Creates the device and the owner's ports. `waker` makes the device thread check the device.
+    /// Creates the device and the owner's ports, whose bytes go over `tape`. `waker` makes the device
+    /// thread check the device.
     pub(super) fn new(
         config: &ConsoleConfig,
+        tape: &Tape,
         waker: impl Fn() + Send + Sync + 'static,
     ) -> Result<(Console, Self), PortConfigError> {
         let mut ports = Vec::new();
         let mut ends: Vec<(PortConfig, Box<dyn PortBackend>)> = Vec::new();
         let named = config.ports.iter().cloned();
-        for config in std::iter::once(PortConfig::console()).chain(named) {
+        for (id, config) in (0..).zip(std::iter::once(PortConfig::console()).chain(named)) {
             let seat = Arc::<Mutex<Seat>>::default();
             ports.push(Port {
                 name: config.name.clone(),
                 seat: seat.clone(),
             });
-            let connected = config.console;
+            let (connected, stream) = (config.console, Stream::Port(id));
+            let backend = TapedPort::new(Late(seat), tape.clone(), stream, config.console);
             ends.push((
                 PortConfig {
                     connected,
                     ..config
                 },
-                Box::new(Late(seat)),
+                Box::new(backend),
             ));
         }
         let device = Console::new(
@@ -114,6 +118,10 @@ impl ConsolePorts {
             waker,
         )?;
         let handle = device.handle();
+        for id in 0..ports.len() as u32 {
+            let handle = handle.clone();
+            tape.on_input(Stream::Port(id), move || handle.wake());
+        }
         let ports = ports.into();
         Ok((device, Self { handle, ports }))
     }
