@@ -29,10 +29,18 @@ pub enum Program {
     SdtC,
     /// The example of SDT(9) in Rust.
     SdtRust,
+    /// A guest's program that loads the kernel for its crash, without libraries.
+    CrashLoad,
 }
 
 impl Program {
-    const ALL: [Self; 4] = [Self::DtClient, Self::OldDtClient, Self::SdtC, Self::SdtRust];
+    const ALL: [Self; 5] = [
+        Self::DtClient,
+        Self::OldDtClient,
+        Self::SdtC,
+        Self::SdtRust,
+        Self::CrashLoad,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -40,6 +48,7 @@ impl Program {
             Self::OldDtClient => "dt-client-old",
             Self::SdtC => "icmp",
             Self::SdtRust => "icmp-rust",
+            Self::CrashLoad => "crashload",
         }
     }
 
@@ -66,6 +75,9 @@ impl Program {
                     .arg("-o")
                     .args([path, &sdt.join("examples/icmp.c")]));
             }
+            Self::CrashLoad => run(Command::new("gcc")
+                .args(["-O2", "-Wall", "-Werror", "-static", "-o"])
+                .args([path, &data::source("tests/support/kdump/crashload.c")])),
             Self::SdtRust => {
                 let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
                 run(Command::new(env!("CARGO"))

@@ -1,6 +1,6 @@
 //! Guests of QEMU: `ps`, `maps` and `stack` by its monitor, and of its dumps, say what the guest's
 //! `/proc` says, and the guest always goes on. By QEMU's emulated CPU (Debian's package
-//! qemu-system-x86), with Debian's own kernel.
+//! qemu-system-x86), with Debian's own kernel. So does what the guest's own crash kernel dumps.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -10,13 +10,24 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use guest::Terminal;
-use guest::build::debian;
+use guest::build::debian::{self, DebianKernel};
+use guest::build::initramfs::ExtraFile;
 use rustix::process::Signal;
 use support::command::{Running, World, words};
-use support::shell::{COMMAND_LIMIT, full_initramfs};
+use support::compiled::Program;
+use support::shell::{COMMAND_LIMIT, full_initramfs, full_initramfs_with};
 
 /// The time that the guest may take to boot.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
+
+/// The end of the shell's prompt.
+const PROMPT: &str = "/ # ";
+
+/// Returns Debian's kernel.
+fn kernel() -> DebianKernel {
+    let kernel = debian::cloud_kernel(&support::host::cache(), None, &Terminal::new());
+    kernel.unwrap_or_else(|e| panic!("Debian's kernel: {e}"))
+}
 
 /// A guest of QEMU with a shell at its serial port, and its monitor.
 struct Qemu {
@@ -27,25 +38,24 @@ struct Qemu {
 }
 
 impl Qemu {
-    fn start(world: &World) -> Self {
-        let kernel = debian::cloud_kernel(&support::host::cache(), None, &Terminal::new());
-        let kernel = kernel.unwrap_or_else(|e| panic!("Debian's kernel: {e}"));
-        let (initramfs, monitor) = (world.path("initramfs"), world.path("monitor"));
-        fs::write(&initramfs, full_initramfs()).unwrap_or_else(|e| panic!("initramfs: {e}"));
+    /// Starts a guest with this initramfs, and more words for QEMU and for the guest's kernel.
+    fn start(world: &World, initramfs: &[u8], options: &str, append: &str) -> Self {
+        let (path, monitor) = (world.path("initramfs"), world.path("monitor"));
+        fs::write(&path, initramfs).unwrap_or_else(|e| panic!("initramfs: {e}"));
+        let append = format!("console=ttyS0 quiet panic=-1 {append}");
         let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args(words(
-            "-m 256 -smp 2 -display none -no-reboot -monitor none",
-        ))
-        .args(words("-serial stdio -kernel"))
-        .arg(kernel.image)
-        .arg("-initrd")
-        .arg(initramfs)
-        .args(["-append", "console=ttyS0 quiet panic=-1"])
-        .arg("-qmp")
-        .arg(format!("unix:{},server=on,wait=off", monitor.display()))
-        .stdin(Stdio::piped());
+        qemu.args(words("-smp 2 -display none -no-reboot -monitor none"))
+            .args(words(options))
+            .args(words("-serial stdio -kernel"))
+            .arg(kernel().image)
+            .arg("-initrd")
+            .arg(path)
+            .args(["-append", &append])
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", monitor.display()))
+            .stdin(Stdio::piped());
         let mut machine = world.spawn(&mut qemu);
-        machine.wait_until("shell", BOOT_LIMIT, |stdout, _| stdout.contains("/ # "));
+        machine.wait_until("shell", BOOT_LIMIT, |stdout, _| stdout.contains(PROMPT));
         Self {
             machine,
             monitor,
@@ -72,6 +82,18 @@ impl Qemu {
                 found.is_some()
             });
         found.unwrap_or_default()
+    }
+
+    /// Starts a process that sleeps, and returns its pid once it does.
+    fn sleeper(&mut self) -> String {
+        let asleep = "until grep -q nanosleep /proc/$!/wchan; do :; done";
+        let pid = self.types(&format!("sleep 100000 & {asleep}; echo $!"));
+        pid.trim().to_owned()
+    }
+
+    /// Returns the mappings of a process as the guest tells them.
+    fn maps(&mut self, pid: &str) -> String {
+        self.types(&format!("cat /proc/{pid}/maps"))
     }
 
     /// Starts a look at the guest.
@@ -117,10 +139,8 @@ impl Qemu {
 #[test]
 fn a_guest_of_qemu_is_looked_into_and_goes_on_even_if_the_look_is_killed() {
     let world = World::new();
-    let mut qemu = Qemu::start(&world);
-    let pid =
-        qemu.types("sleep 100000 & until grep -q nanosleep /proc/$!/wchan; do :; done; echo $!");
-    let pid = pid.trim().to_owned();
+    let mut qemu = Qemu::start(&world, &full_initramfs(), "-m 256", "");
+    let pid = qemu.sleeper();
 
     let ps = qemu.ask(&world, "ps");
     let sleeper = ps
@@ -130,7 +150,7 @@ fn a_guest_of_qemu_is_looked_into_and_goes_on_even_if_the_look_is_killed() {
         sleeper.is_some_and(|line| line.ends_with(" sleep 100000")),
         "{pid}: {ps}"
     );
-    let proc_maps = qemu.types(&format!("cat /proc/{pid}/maps"));
+    let proc_maps = qemu.maps(&pid);
     assert_eq!(qemu.ask(&world, &format!("maps -p {pid}")), proc_maps);
     let stack = qemu.ask(&world, &format!("stack -p {pid}"));
     for function in ["__schedule+", "do_nanosleep+", "do_syscall_64+", "/bin/"] {
@@ -165,6 +185,103 @@ fn a_guest_of_qemu_is_looked_into_and_goes_on_even_if_the_look_is_killed() {
         assert_eq!(qemu.types("echo runs"), "runs\n", "after {delay} ms");
     }
     assert!(qemu.ask(&world, "ps").contains("sleep 100000"));
+}
+
+/// Returns the modules with which Debian's kernel finds a disk of virtio, in the order in which they
+/// are loaded.
+fn disk_modules() -> Vec<ExtraFile> {
+    let folder = kernel().modules.join("kernel/drivers");
+    let names = [
+        "virtio/virtio_ring",
+        "virtio/virtio",
+        "virtio/virtio_pci_modern_dev",
+        "virtio/virtio_pci_legacy_dev",
+        "virtio/virtio_pci",
+        "block/virtio_blk",
+    ];
+    let file = |(number, name)| ExtraFile {
+        path: format!("modules/{number}.ko"),
+        mode: 0o644,
+        content: read(&folder.join(format!("{name}.ko"))),
+    };
+    names.into_iter().enumerate().map(file).collect()
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Sets the length of a file, which is made if need be.
+fn resize(path: &Path, length: u64) {
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path);
+    let resized = file.and_then(|file| file.set_len(length));
+    resized.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+}
+
+#[test]
+fn what_a_guests_own_crash_kernel_dumps_says_what_the_guest_said() {
+    let world = World::new();
+    let (load, disk) = (world.path("crashload"), world.path("disk"));
+    Program::CrashLoad.make(&load);
+    let files = [
+        ("crashload", read(&load)),
+        ("kernel", read(&kernel().image)),
+        ("initrd", full_initramfs_with(disk_modules())),
+    ];
+    let files = files.map(|(name, content)| ExtraFile {
+        path: name.to_owned(),
+        mode: 0o755,
+        content,
+    });
+    resize(&disk, 512 << 20);
+    let drive = format!("file={},format=raw,if=virtio", disk.display());
+    let options = format!("-m 512 -drive {drive}");
+    let initramfs = full_initramfs_with(files.into());
+    let mut qemu = Qemu::start(&world, &initramfs, &options, "crashkernel=192M");
+    let pid = qemu.sleeper();
+    let maps = qemu.maps(&pid);
+    let shell = qemu.types("echo $$").trim().to_owned();
+    let load = "/crashload /kernel /initrd 'console=ttyS0 quiet nr_cpus=1 reset_devices'";
+    assert_eq!(qemu.types(load), "");
+
+    let prompts = |stdout: &str| stdout.matches(PROMPT).count();
+    let before = prompts(&qemu.machine.printed().0);
+    // This shell prompts no more.
+    qemu.machine
+        .type_line("exec sh -c 'echo c > /proc/sysrq-trigger'");
+    qemu.machine
+        .wait_until("shell of the crash kernel", BOOT_LIMIT, |stdout, _| {
+            prompts(stdout) > before
+        });
+    let size = qemu.types(
+        "for m in /modules/*; do insmod $m; done; dd if=/proc/vmcore of=/dev/vda bs=1M 2>/dev/null; sync; stat -c %s /proc/vmcore",
+    );
+    let length = size.trim().parse();
+    resize(&disk, length.unwrap_or_else(|e| panic!("{size}: {e}")));
+
+    let ask = |line: &str| {
+        let mut line = words(line);
+        line.extend(["--core".into(), disk.clone().into()]);
+        let ended = world.run(line, COMMAND_LIMIT);
+        assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+        ended.stdout
+    };
+    assert!(ask("ps").contains(" sleep 100000\n"));
+    assert_eq!(ask(&format!("maps -p {pid}")), maps);
+    for (pid, functions) in [
+        (&pid, ["__schedule+", "do_nanosleep+", "do_syscall_64+"]),
+        // The one that crashed: the function that saves its registers has no unwind information.
+        (&shell, ["panic+", "sysrq_handle_crash+", "do_syscall_64+"]),
+    ] {
+        let stack = ask(&format!("stack -p {pid}"));
+        for function in functions {
+            assert!(stack.contains(function), "{function}: {stack}");
+        }
+    }
 }
 
 #[test]
