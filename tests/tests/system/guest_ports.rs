@@ -23,7 +23,7 @@ fn start(world: &World, host: &Host, access: &str) -> Running {
     restore(
         world,
         &format!("--guest-ports {access}"),
-        &ports::snapshot_folder(host),
+        ports::snapshot_folder(host),
     )
 }
 
@@ -250,7 +250,7 @@ fn a_replay_answers_the_guest_as_it_was_answered() {
     let host = host!();
     let world = World::new();
     let options = "--guest-ports rw --history 1h,every=50ms";
-    let mut machine = restore(&world, options, &ports::snapshot_folder(host));
+    let mut machine = restore(&world, options, ports::snapshot_folder(host));
     tell(
         &mut machine,
         "for c in 'trace vfs_read vfs_write new a' 'trace a on' start; do echo $c > tracectl; done; \
