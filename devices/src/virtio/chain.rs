@@ -1,9 +1,19 @@
 //! A checked chain of descriptors.
+//!
+//! A request of a megabyte has some 250 descriptors, so each costs little: an indirect table is
+//! copied at once, and most buffers lie in the region of the one before.
 
+use vm_memory::{Address, Bytes, GuestAddress};
+
+use super::regions::Regions;
 use crate::{MemorySlice, WatchedMemory};
-use virtio_queue::DescriptorChain;
-use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryBackend, Permissions};
+
+/// The size of a descriptor in bytes: address (8), length (4), flags (2), next (2), little-endian.
+pub(super) const DESCRIPTOR: usize = 16;
+/// Its flags: there is a next one, the device writes the buffer, it names a table.
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
 
 /// The reason why a chain is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -38,6 +48,81 @@ struct Buffer {
     length: u32,
 }
 
+/// A descriptor.
+#[derive(Debug, Clone, Copy)]
+struct Descriptor {
+    buffer: Buffer,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    fn of(bytes: &[u8; DESCRIPTOR]) -> Self {
+        let all = u128::from_le_bytes(*bytes);
+        Self {
+            buffer: Buffer {
+                address: GuestAddress(all as u64),
+                length: (all >> 64) as u32,
+            },
+            flags: (all >> 96) as u16,
+            next: (all >> 112) as u16,
+        }
+    }
+}
+
+/// A table of descriptors.
+struct Table<'m> {
+    memory: &'m WatchedMemory,
+    at: GuestAddress,
+    /// The number of descriptors.
+    length: u16,
+    /// Copies of the first ones.
+    copied: Vec<u8>,
+}
+
+impl<'m> Table<'m> {
+    /// Returns the table of a queue.
+    fn direct(memory: &'m WatchedMemory, at: GuestAddress, length: u16) -> Self {
+        Self {
+            memory,
+            at,
+            length,
+            copied: Vec::new(),
+        }
+    }
+
+    /// Returns the table that a descriptor names, of which a chain has at most `most`; `None` if it
+    /// is not valid.
+    fn indirect(memory: &'m WatchedMemory, named: Buffer, most: u16) -> Option<Self> {
+        let bytes = usize::try_from(named.length).ok()?;
+        let length = u16::try_from(bytes / DESCRIPTOR).ok()?;
+        let mut copied = vec![0; bytes.min(usize::from(most) * DESCRIPTOR)];
+        memory.read_slice(&mut copied, named.address).ok()?;
+        bytes.is_multiple_of(DESCRIPTOR).then_some(Self {
+            memory,
+            at: named.address,
+            length,
+            copied,
+        })
+    }
+
+    /// Returns a descriptor, if the table has it.
+    fn get(&self, index: u16) -> Option<Descriptor> {
+        if index >= self.length {
+            return None;
+        }
+        let (copied, _) = self.copied.as_chunks();
+        if let Some(bytes) = copied.get(usize::from(index)) {
+            return Some(Descriptor::of(bytes));
+        }
+        let mut bytes = [0; DESCRIPTOR];
+        let offset = u64::from(index) * DESCRIPTOR as u64;
+        let at = self.at.checked_add(offset)?;
+        self.memory.read_slice(&mut bytes, at).ok()?;
+        Some(Descriptor::of(&bytes))
+    }
+}
+
 /// A well-formed chain. Its buffers are in the guest's memory, and those that the device reads
 /// precede those that it writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,52 +133,67 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Checks a chain of a queue of `size` descriptors.
+    /// Checks the chain that begins at descriptor `head` of a queue: of `size` descriptors, at
+    /// `table`. `indirect`: its descriptors may name a table.
     pub(super) fn collect(
         memory: &WatchedMemory,
+        table: GuestAddress,
         size: u16,
-        descriptors: DescriptorChain<&WatchedMemory>,
+        head: u16,
+        indirect: bool,
     ) -> Result<Self, ChainError> {
         let mut chain = Self {
-            head: descriptors.head_index(),
+            head,
             readable: Vec::new(),
             writable: Vec::new(),
         };
-        let mut last: Option<Descriptor> = None;
+        let mut table = Table::direct(memory, table, size);
+        let mut regions = Regions::of(memory);
+        let (mut index, mut is_indirect, mut bytes) = (head, false, 0u32);
         // An indirect table may be longer than its queue, but the chain in it may not.
-        for (at, descriptor) in (0..=usize::from(size)).zip(descriptors) {
-            if at == usize::from(size) {
-                return Err(ChainError::Endless);
+        let mut left = size;
+        loop {
+            let descriptor = table.get(index).ok_or(ChainError::Endless)?;
+            let Descriptor {
+                buffer,
+                flags,
+                next,
+            } = descriptor;
+            if flags & INDIRECT != 0 {
+                if !indirect {
+                    return Err(ChainError::Indirect);
+                }
+                let named = Table::indirect(memory, buffer, size).filter(|_| !is_indirect);
+                table = named.ok_or(ChainError::Endless)?;
+                (index, is_indirect) = (0, true);
+                continue;
             }
-            chain.add(memory, descriptor)?;
-            last = Some(descriptor);
-        }
-        // The iterator ends silently if a chain is truncated. Its last descriptor then names a
-        // successor.
-        match last {
-            Some(descriptor) if !descriptor.has_next() => Ok(chain),
-            _ => Err(ChainError::Endless),
+            left = left.checked_sub(1).ok_or(ChainError::Endless)?;
+            // Longer chains are invalid (virtio 1.2, 2.7.5.2).
+            bytes = bytes
+                .checked_add(buffer.length)
+                .ok_or(ChainError::Endless)?;
+            chain.add(&mut regions, buffer, flags & WRITE != 0)?;
+            if flags & NEXT == 0 {
+                return Ok(chain);
+            }
+            index = next;
         }
     }
 
-    fn add(&mut self, memory: &WatchedMemory, descriptor: Descriptor) -> Result<(), ChainError> {
-        let buffer = Buffer {
-            address: descriptor.addr(),
-            length: descriptor.len(),
-        };
-        let access = if descriptor.is_write_only() {
-            Permissions::Write
-        } else {
-            Permissions::Read
-        };
+    fn add(
+        &mut self,
+        regions: &mut Regions<'_>,
+        buffer: Buffer,
+        is_writable: bool,
+    ) -> Result<(), ChainError> {
         if buffer.length == 0 {
             return Err(ChainError::Empty);
         }
-        let length = usize::try_from(buffer.length).map_err(|_| ChainError::OutsideMemory)?;
-        if !GuestMemory::check_range(memory, buffer.address, length, access) {
+        if !regions.hold(buffer.address, u64::from(buffer.length)) {
             return Err(ChainError::OutsideMemory);
         }
-        if descriptor.is_write_only() {
+        if is_writable {
             self.writable.push(buffer);
         } else if self.writable.is_empty() {
             self.readable.push(buffer);
@@ -176,20 +276,28 @@ impl Chain {
     }
 }
 
+/// Returns the pieces. Buffers that follow one another in memory are one piece.
 fn slices<'m>(
     buffers: &[Buffer],
     memory: &'m WatchedMemory,
     offset: usize,
     length: usize,
 ) -> Option<Vec<MemorySlice<'m>>> {
-    let mut slices = Vec::with_capacity(buffers.len());
     let mut left = length;
+    let mut pieces: Vec<(GuestAddress, usize)> = Vec::with_capacity(buffers.len());
     for (address, part) in parts(buffers, offset, length) {
-        // Every access was checked when the chain was collected.
-        for slice in GuestMemoryBackend::get_slices(memory, address, part) {
-            slices.push(slice.ok()?);
-        }
         left = left.checked_sub(part)?;
+        match pieces.last_mut() {
+            Some((start, done)) if start.checked_add(*done as u64) == Some(address) => {
+                *done += part;
+            }
+            _ => pieces.push((address, part)),
+        }
+    }
+    let mut slices = Vec::with_capacity(pieces.len());
+    let mut regions = Regions::of(memory);
+    for (address, length) in pieces {
+        regions.slices(address, length, &mut slices)?;
     }
     (left == 0).then_some(slices)
 }
@@ -218,4 +326,45 @@ fn parts(
         let address = buffer.address.checked_add(inside as u64)?;
         (take > 0).then_some((address, take))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Tests buffers in two regions, one behind the other.
+    #[test]
+    fn buffers_that_follow_one_another_are_one_piece_of_each_region() {
+        let ranges = [(0, 0x2000), (0x2000, 0x2000)];
+        let ranges = ranges.map(|(start, length)| (GuestAddress(start), length));
+        let memory = WatchedMemory::from_ranges(&ranges).unwrap();
+        let buffers = [
+            (0x1000, 0x800),
+            (0x1800, 0x700),
+            (0x1f00, 0x200),
+            (0x3000, 0x10),
+        ];
+        for (number, (address, length)) in buffers.iter().enumerate() {
+            let next = number + 1 < buffers.len();
+            let flags = WRITE | if next { NEXT } else { 0 };
+            let descriptor = u128::from(*address as u64)
+                | u128::from(*length as u32) << 64
+                | u128::from(flags) << 96
+                | (number as u128 + 1) << 112;
+            let at = GuestAddress((number * DESCRIPTOR) as u64);
+            memory.write_slice(&descriptor.to_le_bytes(), at).unwrap();
+        }
+        let chain = Chain::collect(&memory, GuestAddress(0), 4, 0, false).unwrap();
+        assert_eq!((chain.readable(), chain.writable()), (0, 0x1110));
+        let pieces = |length| {
+            let targets = chain.targets(&memory, length)?;
+            Some(targets.iter().map(MemorySlice::len).collect::<Vec<_>>())
+        };
+        assert_eq!(pieces(0x1110), Some(vec![0x1000, 0x100, 0x10]));
+        assert_eq!(pieces(0xfff), Some(vec![0xfff]));
+        assert_eq!(pieces(0x1111), None);
+        let shorter = Chain::collect(&memory, GuestAddress(0), 3, 0, false);
+        assert_eq!(shorter, Err(ChainError::Endless));
+    }
 }

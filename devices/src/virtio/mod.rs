@@ -27,6 +27,7 @@ pub mod mock;
 pub mod net;
 mod pci;
 mod queue;
+mod regions;
 pub mod rng;
 mod transport;
 mod uninterrupted;

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
-use virtio_bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT};
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
-use super::chain::{Chain, ChainError};
+use super::chain::{Chain, ChainError, DESCRIPTOR};
 use super::{FEATURE_EVENT_INDEX, FEATURE_INDIRECT_DESCRIPTORS};
 use crate::WatchedMemory;
 
@@ -15,12 +15,8 @@ use crate::WatchedMemory;
 const AVAILABLE_EXTRA: usize = 6;
 /// The size in bytes of the used ring without its elements: flags, index, avail_event.
 const USED_EXTRA: usize = 6;
-/// The size of a descriptor in bytes.
-const DESCRIPTOR: usize = 16;
 /// The flag of the available ring by which a driver disables interrupts.
 const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
-/// The flag of a descriptor that names a table.
-const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
 /// The reason why a queue is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
@@ -196,17 +192,13 @@ impl Queues {
                 return None;
             }
         };
-        let descriptors = found?;
-        let head = descriptors.head_index();
+        let head = found?.head_index();
         if head >= size {
             self.break_queue(index, QueueError::Head);
             return None;
         }
-        let chain = if !indirect && begins_indirect(&self.memory, table, head) {
-            Err(ChainError::Indirect)
-        } else {
-            Chain::collect(&self.memory, size, descriptors)
-        };
+        let table = GuestAddress(table);
+        let chain = Chain::collect(&self.memory, table, size, head, indirect);
         Some((head, chain))
     }
 
@@ -446,13 +438,6 @@ impl Queues {
 
 fn usable(slot: &Slot) -> bool {
     slot.queue.ready() && slot.broken.is_none()
-}
-
-/// Checks whether a chain that begins at `head` begins with an indirect table.
-fn begins_indirect(memory: &WatchedMemory, table: u64, head: u16) -> bool {
-    let flags = table + u64::from(head) * DESCRIPTOR as u64 + 12;
-    let flags = memory.read_obj::<u16>(GuestAddress(flags));
-    flags.is_ok_and(|flags| u16::from_le(flags) & INDIRECT != 0)
 }
 
 /// Checks the flag of the available ring that disables interrupts without event index.

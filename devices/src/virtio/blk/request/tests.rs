@@ -131,7 +131,8 @@ fn serve(disk: &mut Disk, given: &[&[u8]], room: &[usize]) -> Option<Answer> {
     let descriptors: Vec<RawDescriptor> =
         descriptors.into_iter().map(RawDescriptor::from).collect();
     let chain = queue.build_desc_chain(&descriptors).unwrap();
-    let chain = Chain::collect(&memory, QUEUE, chain).unwrap();
+    let (table, head) = (queue.desc_table_addr(), chain.head_index());
+    let chain = Chain::collect(&memory, table, QUEUE, head, false).unwrap();
     let used = disk.serve(&chain, &memory)?;
     let mut data = vec![0; (at - writable) as usize];
     memory
