@@ -5,7 +5,7 @@
 //! taken from their packets.
 
 use crate::conditions;
-use crate::family::{News, OWN, Understood};
+use crate::fork_exec::{EventFeatures, OWN, StopEvent};
 use crate::packets::{body, packet};
 
 /// The way of a client's packet.
@@ -23,7 +23,7 @@ pub(crate) enum Way {
 #[derive(Debug, Default)]
 pub(crate) struct Broker {
     /// The events of a client that has just introduced itself.
-    introduced: Option<Understood>,
+    introduced: Option<EventFeatures>,
     /// Whether the client learns of new programs.
     execs: bool,
     /// Whether packets are not acknowledged.
@@ -31,14 +31,14 @@ pub(crate) struct Broker {
     /// Whether the client's requests are about a child.
     of_child: bool,
     /// The event behind the next report.
-    news: Option<News>,
+    stop_event: Option<StopEvent>,
     /// The conditions of breakpoints that the client has just set, by address.
     conditions: Vec<(u64, Vec<Vec<u8>>)>,
 }
 
 impl Broker {
     /// Returns the events that a client understands, once it has introduced itself.
-    pub(crate) fn introduced(&mut self) -> Option<Understood> {
+    pub(crate) fn introduced(&mut self) -> Option<EventFeatures> {
         self.introduced.take()
     }
 
@@ -53,8 +53,8 @@ impl Broker {
     }
 
     /// Replaces the next report with one of an event.
-    pub(crate) fn replace_report(&mut self, news: Option<News>) {
-        self.news = news;
+    pub(crate) fn replace_report(&mut self, stop_event: Option<StopEvent>) {
+        self.stop_event = stop_event;
     }
 
     /// Returns the way of the client's bytes.
@@ -106,8 +106,8 @@ impl Broker {
     /// Returns the bytes that the client gets for an answer of `gdbstub`.
     pub(crate) fn answer(&mut self, piece: Vec<u8>) -> Vec<u8> {
         match body(&piece) {
-            Some([b'T', ..]) => match self.news.take() {
-                Some(news) => packet(&news.report()),
+            Some([b'T', ..]) => match self.stop_event.take() {
+                Some(stop_event) => packet(&stop_event.report()),
                 None => piece,
             },
             Some(features) if features.starts_with(b"PacketSize=") => {
@@ -121,7 +121,7 @@ impl Broker {
 }
 
 /// Returns the events in a client's list of features.
-fn understood(features: &[u8]) -> Understood {
+fn understood(features: &[u8]) -> EventFeatures {
     let has = |wanted: &str| {
         features
             .split(|byte| *byte == b';')
@@ -129,7 +129,7 @@ fn understood(features: &[u8]) -> Understood {
     };
     // Without numbers of processes a child cannot be told from a thread.
     let several = has("multiprocess+");
-    Understood {
+    EventFeatures {
         forks: several && has("fork-events+") && has("vfork-events+"),
         execs: several && has("exec-events+"),
     }
@@ -189,7 +189,7 @@ mod tests {
             assert_eq!(broker.introduced(), None);
             let request = packet(&format!("qSupported:{features}"));
             assert_eq!(broker.request(&request), Way::On);
-            let expected = Understood { forks, execs };
+            let expected = EventFeatures { forks, execs };
             assert_eq!(broker.introduced(), Some(expected), "{features}");
             assert_eq!(broker.introduced(), None);
         }
@@ -204,21 +204,21 @@ mod tests {
         broker.promise_execs();
         let promised = packet(&format!("{promised};exec-events+"));
         assert_eq!(broker.answer(features), promised);
-        let child = |waits| News::Child {
+        let child = |waits| StopEvent::Child {
             thread: 10,
             child: 31,
             waits,
         };
-        let program = News::Program {
+        let program = StopEvent::Program {
             thread: 10,
             path: b"/bin/ls".to_vec(),
         };
-        for (news, expected) in [
+        for (stop_event, expected) in [
             (child(false), "T05fork:p1f.1f;thread:p1.a;"),
             (child(true), "T05vfork:p1f.1f;thread:p1.a;"),
             (program, "T05exec:2f62696e2f6c73;thread:p1.a;"),
         ] {
-            broker.replace_report(Some(news));
+            broker.replace_report(Some(stop_event));
             assert_eq!(broker.answer(b"+".to_vec()), b"+");
             let reported = broker.answer(packet("T05thread:p1.a;library:;"));
             assert_eq!(reported, packet(expected));

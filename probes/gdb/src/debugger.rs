@@ -15,8 +15,8 @@ use vmm::machine::Paused;
 use crate::breakpoints::Breakpoints;
 use crate::called::Returns;
 use crate::events::{self, Ending};
-use crate::family::{News, Understood, waits_for_child};
 use crate::files::Files;
+use crate::fork_exec::{EventFeatures, StopEvent, waits_for_child};
 use crate::kernel::Kernel;
 use crate::process::Process;
 use crate::registers::ThreadRegisters;
@@ -50,12 +50,12 @@ pub(crate) struct Debugger<'g> {
     exiting: BTreeSet<i32>,
     /// Whether it is a process, which may have children and run other programs.
     is_process: bool,
-    /// The events of its family that it stops at.
-    family: Understood,
+    /// The forks and execs that it stops at.
+    event_features: EventFeatures,
     /// The threads that wait for a child, with the probes where they go on.
     waiting: BTreeMap<i32, u32>,
     /// The event behind the last stop.
-    news: Option<News>,
+    stop_event: Option<StopEvent>,
     /// The thread that has stopped at the return of a system call, and the result, which the kernel
     /// has not put into its registers yet.
     returned: Option<(i32, u64)>,
@@ -102,36 +102,37 @@ impl<'g> Debugger<'g> {
             alone: false,
             exiting: BTreeSet::new(),
             is_process: pid.is_some(),
-            family: Understood::default(),
+            event_features: EventFeatures::default(),
             waiting: BTreeMap::new(),
-            news: None,
+            stop_event: None,
             returned: None,
             may_write,
             unseen,
         })
     }
 
-    /// Stops the process at the events of its family that the client understands. Returns those
+    /// Stops the process at the forks and execs that the client understands. Returns those
     /// that it stops at.
-    pub(crate) fn watch_family(&mut self, wanted: Understood) -> Understood {
-        if self.is_process && self.family == Understood::default() {
-            let watched = events::watch_family(&*self.subject, &mut self.breakpoints, wanted);
-            self.family = watched.unwrap_or_else(|error| {
+    pub(crate) fn watch_forks_and_execs(&mut self, wanted: EventFeatures) -> EventFeatures {
+        if self.is_process && self.event_features == EventFeatures::default() {
+            let watched =
+                events::watch_forks_and_execs(&*self.subject, &mut self.breakpoints, wanted);
+            self.event_features = watched.unwrap_or_else(|error| {
                 log::info!("children and new programs are not seen: {error}");
-                Understood::default()
+                EventFeatures::default()
             });
         }
-        self.family
+        self.event_features
     }
 
-    /// Returns the events of the family that it stops at.
-    pub(crate) fn family(&self) -> Understood {
-        self.family
+    /// Returns the forks and execs that it stops at.
+    pub(crate) fn event_features(&self) -> EventFeatures {
+        self.event_features
     }
 
     /// Returns the event behind the last stop, once.
-    pub(crate) fn news(&mut self) -> Option<News> {
-        self.news.take()
+    pub(crate) fn stop_event(&mut self) -> Option<StopEvent> {
+        self.stop_event.take()
     }
 
     /// Returns the registers of a thread as they will be when it goes on.
@@ -291,7 +292,7 @@ impl<'g> Debugger<'g> {
                 let child = self.subject.child_at(stop.argument).ok().flatten()?;
                 let waits = self.wait_for_child(stop.thread);
                 let new_tid = id(child)?;
-                self.news = Some(News::Child {
+                self.stop_event = Some(StopEvent::Child {
                     thread: stop.thread,
                     child,
                     waits,
@@ -315,7 +316,7 @@ impl<'g> Debugger<'g> {
             Cause::Program if stop.returned != Some(0) => None,
             Cause::Program => {
                 self.leave_program();
-                self.news = Some(News::Program {
+                self.stop_event = Some(StopEvent::Program {
                     thread: stop.thread,
                     path: self.subject.executable().ok().flatten().unwrap_or_default(),
                 });

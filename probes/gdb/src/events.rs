@@ -11,7 +11,7 @@ use probes::probe::Probe;
 use probes::provider;
 
 use crate::breakpoints::Breakpoints;
-use crate::family::Understood;
+use crate::fork_exec::EventFeatures;
 use crate::stops::Cause;
 use crate::subject::{DebugError, Subject};
 
@@ -69,15 +69,15 @@ pub(crate) fn watch(
     Ok(unseen.into_iter().map(str::to_owned).collect())
 }
 
-/// Stops the process at these events of its family. Returns those that can be seen.
+/// Stops the process at these forks and execs. Returns those that can be seen.
 ///
 /// # Errors
 /// If a trap cannot be armed.
-pub(crate) fn watch_family(
+pub(crate) fn watch_forks_and_execs(
     subject: &dyn Subject,
     breakpoints: &mut Breakpoints,
-    wanted: Understood,
-) -> Result<Understood, DebugError> {
+    wanted: EventFeatures,
+) -> Result<EventFeatures, DebugError> {
     let mut hold = |is_wanted: bool, place, cause| -> Result<bool, DebugError> {
         let probes = match is_wanted {
             true => find(subject, place),
@@ -88,7 +88,7 @@ pub(crate) fn watch_family(
         }
         Ok(!probes.is_empty())
     };
-    Ok(Understood {
+    Ok(EventFeatures {
         forks: hold(wanted.forks, CHILDREN, Cause::Child)?,
         execs: hold(wanted.execs, PROGRAMS, Cause::Program)?,
     })

@@ -23,7 +23,7 @@
 //! | `stops` | the hits that wait to be reported, each with its hold of the machine |
 //! | `step` | the instructions that may follow one |
 //! | `events` | signals, exits, children and new programs of the process |
-//! | `family` | the protocol's words for children and new programs |
+//! | `fork_exec` | the protocol's words for children and new programs |
 //! | `broker` | stands between the client and `gdbstub`, for what that lacks |
 //! | `packets` | bytes collected to packets |
 //! | `conditions` | conditions of breakpoints, evaluated at the hit |
@@ -35,8 +35,8 @@ mod called;
 mod conditions;
 mod debugger;
 mod events;
-mod family;
 mod files;
+mod fork_exec;
 mod kernel;
 mod packets;
 mod process;

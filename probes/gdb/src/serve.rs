@@ -167,7 +167,10 @@ fn converse<'g>(
             }
             GdbStubStateMachine::Running(running) => {
                 if let Some(reason) = debugger.next_stop() {
-                    input.broker.borrow_mut().replace_report(debugger.news());
+                    input
+                        .broker
+                        .borrow_mut()
+                        .replace_report(debugger.stop_event());
                     let reported = running.report_stop(debugger, reason);
                     session = reported.map_err(|error| broken(&error))?;
                     continue;
@@ -245,7 +248,7 @@ impl<'s> Input<'s> {
             debugger.breakpoints.set_conditions(address, conditions);
         }
         if let Some(understood) = broker.introduced()
-            && debugger.watch_family(understood).execs
+            && debugger.watch_forks_and_execs(understood).execs
         {
             broker.promise_execs();
         }

@@ -47,15 +47,15 @@ impl Target for Debugger<'_> {
     }
 
     fn use_fork_stop_reason(&self) -> bool {
-        self.family().forks
+        self.event_features().forks
     }
 
     fn use_vfork_stop_reason(&self) -> bool {
-        self.family().forks
+        self.event_features().forks
     }
 
     fn use_vforkdone_stop_reason(&self) -> bool {
-        self.family().forks
+        self.event_features().forks
     }
 
     fn support_breakpoints(&mut self) -> Option<BreakpointsOps<'_, Self>> {

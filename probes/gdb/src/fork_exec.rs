@@ -17,16 +17,16 @@ const CLONE3: u64 = 435;
 /// (include/uapi/linux/sched.h).
 const CLONE_VFORK: u64 = 0x4000;
 
-/// Events that a client understands.
+/// The events of which a client takes reports, by its features `fork-events` and `exec-events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Understood {
+pub(crate) struct EventFeatures {
     pub(crate) forks: bool,
     pub(crate) execs: bool,
 }
 
-/// An event of the process, behind a report for which `gdbstub` has no words.
+/// An event that stops the process, behind a report for which `gdbstub` has no words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum StopEvent {
     /// A thread has made a process.
     Child {
         thread: i32,
@@ -38,7 +38,7 @@ pub(crate) enum News {
     Program { thread: i32, path: Vec<u8> },
 }
 
-impl News {
+impl StopEvent {
     /// Returns the report's body.
     pub(crate) fn report(&self) -> String {
         match self {
