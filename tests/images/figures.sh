@@ -84,7 +84,7 @@ round=0
 while [ $round -lt "$rounds" ]; do
     round=$((round + 1))
     start=$(now)
-    exotrace run --image "$image" --overlay --net user,host=2222:22,host=5002:5002,loopback --name m --memory 768M \
+    exotrace run --image "$image,overlay" --net user,host=2222:22,host=5002:5002,loopback --name m --memory 768M \
         --disk qemu/fio.img,ro --disk scratch \
         --serial exotrace.serial 2>exotrace.log &
     vmm=$!
