@@ -29,7 +29,8 @@ pub enum Guess {
     FramePointer,
     /// A function without a frame has nothing on the stack but its return address.
     TopOfStack,
-    /// The function has no unwind information, and this is the first return address of a call of it.
+    /// The function has no unwind information, and this is the first return address on the stack
+    /// of a call of it.
     Caller,
 }
 

@@ -19,8 +19,8 @@ use support::shell::{COMMAND_LIMIT, full_initramfs, full_initramfs_with};
 
 /// The time that the guest may take to boot.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// The number of times that it is booted. Of some thirty guests of an emulated QEMU with two CPUs, one
-/// hangs.
+/// The number of times that it is booted. Of some thirty guests of an emulated QEMU with two CPUs,
+/// one hangs.
 const BOOTS: usize = 3;
 
 /// The end of the shell's prompt.
@@ -199,8 +199,8 @@ fn a_guest_of_qemu_is_looked_into_and_goes_on_even_if_the_look_is_killed() {
     assert!(qemu.ask(&world, "ps").contains("sleep 100000"));
 }
 
-/// Returns the modules with which Debian's kernel finds a disk of virtio, in the order in which they
-/// are loaded.
+/// Returns the modules with which Debian's kernel finds a disk of virtio, in the order in which
+/// they are loaded.
 fn disk_modules() -> Vec<ExtraFile> {
     let folder = kernel().modules.join("kernel/drivers");
     let names = [

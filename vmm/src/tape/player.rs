@@ -268,8 +268,8 @@ impl Player {
         Pull::Bytes(bytes)
     }
 
-    /// Takes the moment at which a port's backend had handled an open or a close. Returns whether it
-    /// has come.
+    /// Takes the moment at which a port's backend had handled an open or a close. Returns whether
+    /// it has come.
     pub(crate) fn settle(&mut self, stream: Stream) -> bool {
         match self.due.get_mut(&stream) {
             Some(due) if due.front().is_some_and(Vec::is_empty) => due.pop_front().is_some(),

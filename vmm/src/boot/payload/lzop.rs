@@ -1,8 +1,8 @@
 //! Files of lzop, as a kernel's build with `CONFIG_KERNEL_LZO` makes them.
 //!
-//! A header is followed by blocks: unpacked size, packed size (32 bits each, big-endian), checksums,
-//! data. A block that does not get smaller is stored as it is. A size of zero ends the file. Each
-//! size is checked before it is used, and the checksum of the unpacked data is compared.
+//! A header is followed by blocks: unpacked size, packed size (32 bits each, big-endian),
+//! checksums, data. A block that does not get smaller is stored as it is. A size of zero ends the
+//! file. Each size is checked before it is used, and the checksum of the unpacked data is compared.
 //!
 //! Source: `lib/decompress_unlzo.c` of Linux, and `conf.h` of lzop for the flags.
 

@@ -288,7 +288,8 @@ proptest! {
         }
     }
 
-    /// Tests that checksums detect damage inside the packed data of gzip, bzip2, XZ, Zstandard and LZO.
+    /// Tests that checksums detect damage inside the packed data of gzip, bzip2, XZ, Zstandard and
+    /// LZO.
     #[test]
     fn a_flipped_bit_never_changes_the_kernel_silently(
         which in prop::sample::select(vec![0_usize, 1, 3, 4, 6]),

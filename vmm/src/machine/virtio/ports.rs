@@ -83,8 +83,8 @@ impl PortBackend for Late {
 }
 
 impl ConsolePorts {
-    /// Creates the device and the owner's ports, whose bytes go over `tape`. `waker` makes the device
-    /// thread check the device.
+    /// Creates the device and the owner's ports, whose bytes go over `tape`. `waker` makes the
+    /// device thread check the device.
     pub(super) fn new(
         config: &ConsoleConfig,
         tape: &Tape,
