@@ -30,8 +30,8 @@ use crate::serial::SerialLog;
 /// on an idle one.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(1200);
 /// The time limit of a command that does next to nothing, or little with each call and each switch
-/// traced. Starting busybox takes 30 ms on an idle interpreting host, a traced command 20 s: the rest
-/// is for hosts whose CPUs others use too.
+/// traced. Starting busybox takes 30 ms on an idle interpreting host, a traced command 20 s: the
+/// rest is for hosts whose CPUs others use too.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 /// The line that `init` prints before it starts the shell.
 pub const READY: &str = "exotrace: ready";

@@ -2,10 +2,10 @@
 //!
 //! A machine with a history records its inputs: bytes for the serial port and for ports of the
 //! virtio-console, frames of the network, random numbers. It also notes its outputs, as lengths
-//! and hashes: bytes of those ports, frames, requests of disks. A checkpoint has its place in the [recording](log). A machine that is
-//! restored from it can be given the same inputs again, each after the outputs that came before it
-//! and not before its time ([`player`]). An output that differs is the place where the run departs
-//! from its recording.
+//! and hashes: bytes of those ports, frames, requests of disks. A checkpoint has its place in the
+//! [recording](log). A machine that is restored from it can be given the same inputs again, each
+//! after the outputs that came before it and not before its time ([`player`]). An output that
+//! differs is the place where the run departs from its recording.
 //!
 //! Not recorded: time, the moments of interrupts, and `vsock`, whose connections end at a restore.
 //! So a run goes the same way only as far as it does not depend on them.
