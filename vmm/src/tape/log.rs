@@ -161,8 +161,12 @@ impl Recorder {
         self.add(stream, Kind::Input(bytes.to_vec()));
     }
 
-    /// Adds bytes that the guest has put out.
+    /// Adds bytes that the guest has put out. No bytes are no event: a player would take the next
+    /// ones for them.
     pub(crate) fn output(&mut self, stream: Stream, parts: &[&[u8]]) {
+        if parts.iter().all(|part| part.is_empty()) {
+            return;
+        }
         let mark = self.marks.entry(stream).or_default();
         let before = mark.length;
         parts.iter().for_each(|part| mark.add(part));
@@ -252,6 +256,7 @@ mod tests {
         recorder.output(Stream::Serial, &[b"b", b"c"]);
         recorder.input(Stream::Serial, b"x");
         recorder.output(Stream::Serial, &[b"d"]);
+        recorder.output(Stream::Port(1), &[b""]);
         recorder.output(DISK, &[b"1"]);
         let middle = recorder.position();
         recorder.output(DISK, &[b"2"]);
