@@ -19,7 +19,7 @@ use crate::kernel::Kernel;
 use crate::shell::{self, COMMAND_LIMIT, Shell};
 
 /// The commands that start the crowd, line by line: a line of a terminal has at most 4095 bytes.
-pub(crate) const START: [&str; 9] = [
+pub(crate) const START: [&str; 10] = [
     "for i in 1 2 3 4 5 6 7 8; do sleep 1${i}00 & done",
     "sleep 2000 | cat | cat > /dev/null & true",
     "workers 4 20 > /tmp/workers & while ! grep -q workers /tmp/workers; do sleep 0.1; done",
@@ -28,7 +28,10 @@ pub(crate) const START: [&str; 9] = [
     "sh -c 'sleep 0 & exec sleep 4000' & true",
     "cp /bin/busybox /tmp/busybox; /tmp/busybox sleep 5000 & sleep 0.2; rm /tmp/busybox",
     "sh -c 'exec 5< /proc/version 6> /tmp/open 7<> /dev/null; echo some > /tmp/open2; exec sleep 6000 8< /tmp/open2' & true",
-    "sleep 7000 & kill -STOP $!; KEY=value sleep 8000 & sleep 0.5",
+    "sleep 7000 & kill -STOP $!; KEY=value sleep 8000 & true",
+    // All sleepers sleep, one has ended, and one is stopped.
+    "until s=$(cat /proc/[0-9]*/stat 2> /dev/null); n=$(echo \"$s\" | grep -c '(sleep) S\\|(busybox) S'); \
+     [ $n -ge 14 ] && echo \"$s\" | grep -q ') Z ' && echo \"$s\" | grep -q ') T '; do sleep 0.1; done",
 ];
 /// The name of the cache's entries and lock.
 const TOPIC: &str = "tests-crowd";
