@@ -123,23 +123,12 @@ impl KernelCode {
     }
 
     /// Checks whether `address` follows a direct call of the function at `target`.
-    fn follows_call_of(view: MemoryView<'_>, address: u64, target: u64) -> bool {
+    pub(super) fn follows_call_of(view: MemoryView<'_>, address: u64, target: u64) -> bool {
         let Ok([0xe8, distance @ ..]) = view.array::<5>(Gva(address.wrapping_sub(5))) else {
             return false;
         };
         let distance = i64::from(i32::from_le_bytes(distance));
         address.wrapping_add_signed(distance) == target
-    }
-
-    /// Checks whether `address` follows a direct call of the function that `ip` is in.
-    pub(super) fn follows_call_of_function(
-        &self,
-        view: MemoryView<'_>,
-        address: u64,
-        ip: u64,
-    ) -> bool {
-        let function = self.symbols.resolve(ip).map(|(symbol, _)| symbol.address);
-        function.is_some_and(|start| Self::follows_call_of(view, address, start))
     }
 
     /// Checks whether `address` is in the function by which an exception's entry has its registers

@@ -1,6 +1,6 @@
 //! Walks one kernel stack by the kernel's unwind information, as arch/x86/kernel/unwind_orc.c does.
 
-use super::code::Code;
+use super::code::{Code, KernelCode};
 use super::frames::{End, Found, Guess, SavedRegisters};
 use super::kernel::{MAX_KERNEL_FRAMES, Walk};
 use super::orc::OrcTable;
@@ -143,13 +143,11 @@ fn find(
 fn by_call(walk: &mut Walk<'_, '_>, position: &Position) -> Option<OrcEntry> {
     /// The maximum distance of the return address in words.
     const MOST_WORDS: i16 = 128;
+    let function = walk.code().symbols.resolve(position.ip)?.0.address;
     (0..MOST_WORDS).find_map(|word| {
         let at = position.sp.wrapping_add_signed(i64::from(word) * 8);
         let address = walk.read_stack(at).ok()?;
-        let view = walk.view;
-        let is_call = walk
-            .code()
-            .follows_call_of_function(view, address, position.ip);
+        let is_call = KernelCode::follows_call_of(walk.view, address, function);
         is_call.then_some(OrcEntry {
             sp_offset: (word + 1) * 8,
             ..CALLED

@@ -108,11 +108,11 @@ impl NetBackend for TapedNet {
 /// A port of a virtio-console. While a recording is played its backend is not there, and everything
 /// that the guest writes is accepted. Afterwards a port that the guest has open is opened anew.
 pub(crate) struct TapedPort<P> {
-    pub(crate) inner: P,
-    pub(crate) tape: Tape,
-    pub(crate) stream: Stream,
+    inner: P,
+    tape: Tape,
+    stream: Stream,
     /// Whether the backend only shows what the guest writes, and so is there in any case.
-    pub(crate) shows: bool,
+    shows: bool,
     /// Whether the guest has the port open.
     open: bool,
     /// Whether the backend knows that.
@@ -134,8 +134,8 @@ impl<P: PortBackend> TapedPort<P> {
         }
     }
 
-    /// Checks whether a recording stands for the backend. If none does, the backend is told of an
-    /// open that it has missed.
+    /// Checks whether the port's bytes come from a recording. Otherwise notifies the backend of an
+    /// open during the replay.
     fn is_played(&mut self) -> bool {
         if !self.shows && self.tape.plays() {
             return true;
