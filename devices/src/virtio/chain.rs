@@ -3,6 +3,7 @@
 //! A request of a megabyte has some 250 descriptors, so each costs little: an indirect table is
 //! copied at once, and most buffers lie in the region of the one before.
 
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use vm_memory::{Address, Bytes, GuestAddress};
 
 use super::regions::Regions;
@@ -11,9 +12,9 @@ use crate::{MemorySlice, WatchedMemory};
 /// The size of a descriptor in bytes: address (8), length (4), flags (2), next (2), little-endian.
 pub(super) const DESCRIPTOR: usize = 16;
 /// Its flags: there is a next one, the device writes the buffer, it names a table.
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
+const NEXT: u16 = VRING_DESC_F_NEXT as u16;
+const WRITE: u16 = VRING_DESC_F_WRITE as u16;
+const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
 /// The reason why a chain is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
