@@ -8,7 +8,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
+use exotrace::Vm;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
 use support::{Running, World, has_kvm};
@@ -172,6 +175,42 @@ fn the_serial_port_goes_where_it_is_told() {
     let null = world.micro("out 3", "--serial null");
     assert_eq!((null.status, null.stdout.as_str()), (0, ""), "{null:?}");
     assert!(!null.stderr.contains("micro: count"), "{null:?}");
+}
+
+/// Runs a program in the world's folder, which must succeed.
+fn run(world: &World, line: &str) {
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    let ran = command.args(words).current_dir(world.path("")).output();
+    let ran = ran.unwrap_or_else(|e| panic!("{line}: {e}"));
+    assert!(ran.status.success(), "{line}: {ran:?}");
+}
+
+#[test]
+fn a_program_boots_an_image_with_a_network_and_leaves_the_image_as_it_is() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    std::fs::create_dir_all(world.path("root/boot/grub")).unwrap();
+    world.write("root/boot/vmlinuz", &guest::micro::elf());
+    let entry = b"menuentry 'Traced' {\n linux /boot/vmlinuz out 3\n}\n";
+    world.write("root/boot/grub/grub.cfg", entry);
+    run(&world, "mke2fs -q -t ext4 -d root image 8M");
+    let before = std::fs::read(world.path("image")).unwrap();
+    let builder = Vm::builder().image(world.path("image")).memory(8 << 20);
+    let builder = builder.overlay().network("user".parse().unwrap());
+    let vm = builder.start().unwrap();
+    let end = Instant::now() + support::PATIENCE;
+    while !vm.console_lines().concat().contains("micro: count 3") {
+        assert!(Instant::now() < end, "{:#?}", vm.console_lines());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(vm);
+    assert!(
+        before == std::fs::read(world.path("image")).unwrap(),
+        "the image has changed"
+    );
 }
 
 #[test]

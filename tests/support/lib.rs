@@ -22,6 +22,7 @@ pub mod insight;
 pub mod kernel;
 pub mod linux;
 pub mod micro;
+pub mod pc;
 pub mod ports;
 pub mod proc_comparison;
 pub mod ptrace;

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// The time limit of everything here.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Returns the command's executable: the one that `EXOTRACE_BIN` names, else cargo's.
 fn executable() -> PathBuf {

@@ -1,21 +1,15 @@
-//! `run --image`, and the library's builder: an image boots by its own boot loader's configuration,
-//! and stays as it is below an overlay. Made by `mke2fs` and `qemu-img` (Debian's packages
-//! e2fsprogs and qemu-utils).
+//! `run --image`: an image boots by its own boot loader's configuration, with a network, and stays as
+//! it is below an overlay. Made by `mke2fs` and `qemu-img` (Debian's packages e2fsprogs and
+//! qemu-utils). `cli/tests/machines.rs` has the library's way.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use exotrace::Vm;
 use support::command::{World, words};
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, full_initramfs};
 use support::{Kernel, host};
 
-/// The guests' memory in bytes, less than an image's guest usually has: an interpreted kernel makes
-/// a gigabyte ready for ten seconds.
-const MEMORY: u64 = 96 << 20;
 const GRUB: &str = r#"set default="1"
 menuentry 'Other' { linux /boot/none }
 menuentry 'Traced' {
@@ -60,46 +54,20 @@ fn make_image(world: &World) -> PathBuf {
 }
 
 #[test]
-fn a_program_boots_an_image_with_a_network() {
-    let _ = host!();
-    let world = World::new();
-    let image = make_image(&world);
-    let before = fs::read(&image).unwrap_or_else(|e| panic!("{e}"));
-    let network = "user".parse().unwrap_or_else(|e| panic!("{e}"));
-    let builder = Vm::builder().image(&image).memory(MEMORY);
-    let builder = builder.overlay().network(network);
-    let vm = builder.start().unwrap_or_else(|e| panic!("{e}"));
-    let printed = |expected: &str, limit: Duration| {
-        let end = Instant::now() + limit;
-        while !vm.console_lines().concat().contains(expected) {
-            assert!(Instant::now() < end, "{:#?}", vm.console_lines());
-            thread::sleep(Duration::from_millis(50));
-        }
-    };
-    printed("# ", BOOT_LIMIT);
-    let typed = vm.type_line("cat /proc/cmdline; cp /bin/busybox /dev/vda; sync; echo mtu=$(cat /sys/class/net/eth0/mtu)");
-    typed.unwrap_or_else(|e| panic!("{e}"));
-    printed("mtu=65520", COMMAND_LIMIT);
-    printed("place=image", COMMAND_LIMIT);
-    drop(vm);
-    assert!(
-        before == fs::read(&image).unwrap_or_else(|e| panic!("{e}")),
-        "the image has changed"
-    );
-}
-
-#[test]
 fn an_image_boots_by_its_boot_loaders_configuration() {
     let _ = host!();
     let world = World::new();
     let image = make_image(&world);
     let before = fs::read(&image).unwrap_or_else(|e| panic!("{e}"));
 
-    let mut line = words("run --name web --memory 96M --overlay --append more=words --image");
+    // Less memory than an image's guest usually has: an interpreted kernel takes ten seconds to
+    // make a gigabyte ready.
+    let mut line =
+        words("run --name web --memory 96M --overlay --net user --append more=words --image");
     line.push(image.clone().into());
     let mut machine = world.start(line);
     machine.wait_until("prompt", BOOT_LIMIT, |stdout, _| stdout.contains("# "));
-    machine.type_line("stty -echo; cat /proc/cmdline; dd if=/dev/zero of=/dev/vda bs=1M count=1 conv=fsync 2> /dev/null; echo done=$((6*7))");
+    machine.type_line("stty -echo; cat /proc/cmdline /sys/class/net/eth0/mtu; dd if=/dev/zero of=/dev/vda bs=1M count=1 conv=fsync 2> /dev/null; echo done=$((6*7))");
     machine.wait_until("answer", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("done=42")
     });
@@ -122,7 +90,7 @@ fn an_image_boots_by_its_boot_loaders_configuration() {
     ] {
         assert!(ended.stderr.contains(chosen), "{chosen}: {ended:?}");
     }
-    let line = "quiet console=ttyS0 place=image more=words\n";
+    let line = "quiet console=ttyS0 place=image more=words\n65520\n";
     assert!(ended.stdout.replace('\r', "").contains(line), "{ended:?}");
     assert!(
         before == fs::read(&image).unwrap_or_else(|e| panic!("{e}")),

@@ -9,21 +9,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::command::{Running, World};
-use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, READY, full_initramfs_with};
-use support::{Kernel, host};
-
-use guest::build::initramfs::ExtraFile;
+use support::host;
+use support::pc;
+use support::shell::COMMAND_LIMIT;
 
 /// The port at which the guest sends back what it gets.
 const ECHO: u16 = 7;
-/// The script that udhcpc(8) calls with its lease.
-const LEASE: &str = "#!/bin/sh
-[ \"$1\" = bound ] || exit 0
-ip addr add $ip/$mask dev $interface && ip route add default via $router && echo lease-of-$ip
-";
 /// The commands that take an address, and serve.
 const SERVE: &str = "ip link set lo up && ip link set eth0 up && udhcpc -i eth0 -n -q -s /lease > /tmp/lease && cat /tmp/lease; \
-    (while :; do nc -l -p 7 -e cat; done) & sleep 1; echo serves-$?";
+    (while :; do nc -l -p 7 -e cat; done) & echo serves-$?";
 /// Bytes enough for many frames, in which no two places are alike.
 const LENGTH: usize = 300_000;
 
@@ -101,32 +95,17 @@ fn words(text: &str, files: &[(&str, &Path)]) -> Vec<String> {
 
 #[test]
 fn a_guest_is_on_the_hosts_network_and_stays_there_over_a_snapshot() {
-    let _host = host!();
+    let host = host!();
     let world = World::new();
-    let initramfs = world.path("initramfs");
-    let lease = ExtraFile {
-        path: "lease".into(),
-        content: LEASE.as_bytes().to_vec(),
-        mode: 0o755,
+    let connected = |folder: &Path, name: &str, port: u16| {
+        let line = format!("run --restore FOLDER --name {name} --net user,host={port}:{ECHO}");
+        words(&line, &[("FOLDER", folder)])
     };
-    fs::write(&initramfs, full_initramfs_with(vec![lease])).unwrap_or_else(|e| panic!("{e}"));
-    let files: &[(&str, &Path)] = &[
-        ("KERNEL", &Kernel::pc().reference.path),
-        ("INITRAMFS", &initramfs),
-    ];
-    let cmdline = guest::build::kernel::cmdline();
-    let boot = |port: u16| {
-        let line = format!(
-            "run --kernel KERNEL --initramfs INITRAMFS --memory 64M --cpus 2 --name net --net user,host={port}:{ECHO},mac=02:00:00:0e:0e:01"
-        );
-        let mut words = words(&line, files);
-        words.extend(["--cmdline".to_owned(), cmdline.clone()]);
-        words
-    };
-    // A port in use is reported before the guest boots.
+    let (booted, saved) = (pc::snapshot_folder(host), world.path("saved"));
+    // A port in use is reported before the guest runs.
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap_or_else(|e| panic!("{e}"));
     let port = taken.local_addr().unwrap_or_else(|e| panic!("{e}")).port();
-    let refused = world.run(boot(port), COMMAND_LIMIT);
+    let refused = world.run(connected(booted, "net", port), COMMAND_LIMIT);
     assert_eq!(refused.status, 1, "{refused:?}");
     assert!(
         refused.stderr.contains(&port.to_string()) && refused.stderr.contains("in use"),
@@ -136,16 +115,13 @@ fn a_guest_is_on_the_hosts_network_and_stays_there_over_a_snapshot() {
     drop(taken);
 
     let port = free_port();
-    let started = Instant::now();
-    let mut machine = world.start(boot(port));
-    machine.wait_until("shell", BOOT_LIMIT, |printed, _| printed.contains(READY));
-    println!("booted in {:?}", started.elapsed());
+    let mut machine = world.start(connected(booted, "net", port));
     machine.type_line(
         "cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu; ls /sys/class/net/eth0/queues",
     );
     machine.wait_until("address", COMMAND_LIMIT, |printed, _| {
         // A pair of queues for each of its CPUs.
-        printed.contains("02:00:00:0e:0e:01\r\n65520")
+        printed.contains(&format!("02:00:00:0e:0e:01\r\n{}", pc::MTU))
             && ["rx-0", "rx-1", "tx-0", "tx-1"]
                 .iter()
                 .all(|queue| printed.contains(queue))
@@ -156,12 +132,11 @@ fn a_guest_is_on_the_hosts_network_and_stays_there_over_a_snapshot() {
     });
     guest_echoes(port, &machine);
 
-    let saved = world.run(["snapshot", "--vm", "net", "saved"], COMMAND_LIMIT);
-    assert_eq!(saved.status, 0, "{saved:?}");
+    let save = world.run(["snapshot", "--vm", "net", "saved"], COMMAND_LIMIT);
+    assert_eq!(save.status, 0, "{save:?}");
     world.stop("net", machine);
     let port = free_port();
-    let line = format!("run --restore saved --name again --net user,host={port}:{ECHO}");
-    let mut machine = world.start(words(&line, &[]));
+    let mut machine = world.start(connected(&saved, "again", port));
     guest_echoes(port, &machine);
     machine.type_line("cat /sys/class/net/eth0/carrier_changes /sys/class/net/eth0/carrier");
     machine.wait_until("link", COMMAND_LIMIT, |printed, _| {

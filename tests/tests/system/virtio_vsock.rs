@@ -1,6 +1,7 @@
 //! A guest with sockets to programs of the host, as its user finds it: connections in both
 //! directions, refusals, and the same after a snapshot.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -8,13 +9,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Instant;
 
-use guest::Terminal;
-use guest::build::initramfs::ExtraFile;
-use guest::build::programs;
 use support::command::{Running, World};
-use support::host::cache;
-use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, READY, full_initramfs_with};
-use support::{Kernel, host};
+use support::shell::COMMAND_LIMIT;
+use support::{host, pc};
 
 /// The port on which the guest sends back what it gets.
 const ECHO: u32 = 7;
@@ -106,50 +103,33 @@ fn errors(printed: &str, number: u32) -> usize {
 
 #[test]
 fn a_guest_and_programs_of_the_host_reach_each_other_and_again_after_a_snapshot() {
-    let _host = host!();
+    let host = host!();
     let world = World::new();
-    let program = programs::build(&cache(), &Terminal::new()).unwrap_or_else(|e| panic!("{e}"));
-    let program = ExtraFile {
-        path: "bin/vsock".into(),
-        content: fs::read(program.path("vsock")).unwrap_or_else(|e| panic!("{e}")),
-        mode: 0o755,
-    };
-    let initramfs = world.path("initramfs");
-    fs::write(&initramfs, full_initramfs_with(vec![program])).unwrap_or_else(|e| panic!("{e}"));
-    let socket = world.path("vsock");
-    let boot = |cid: u32| {
-        let words = ["run", "--memory", "64M", "--name", "vs", "--vsock"];
-        let mut words: Vec<_> = words.map(str::to_owned).into();
-        words.push(format!("{cid},{}", socket.display()));
-        for (option, value) in [
-            (
-                "--kernel",
-                Kernel::pc().reference.path.display().to_string(),
-            ),
-            ("--initramfs", initramfs.display().to_string()),
-            ("--cmdline", guest::build::kernel::cmdline()),
-        ] {
-            words.extend([option.to_owned(), value]);
-        }
+    let connected = |folder: &Path, name: &str, cid: u32, socket: &Path| {
+        let words = ["run", "--net", "off", "--name", name, "--restore"];
+        let mut words: Vec<_> = words.map(OsString::from).into();
+        let vsock = format!("{cid},{}", socket.display());
+        words.extend([folder.into(), "--vsock".into(), vsock.into()]);
         words
     };
-    // A file in the way is reported before the guest boots, and stays.
+    let (booted, saved) = (pc::snapshot_folder(host), world.path("saved"));
+    let socket = world.path("vsock");
+    // A file in the way is reported before the guest runs, and stays.
     fs::write(&socket, "a file").unwrap_or_else(|e| panic!("{e}"));
-    let refused = world.run(boot(5), COMMAND_LIMIT);
+    let refused = world.run(connected(booted, "vs", pc::CID, &socket), COMMAND_LIMIT);
     assert_eq!(refused.status, 1, "{refused:?}");
     assert!(refused.stderr.contains("no socket"), "{refused:?}");
     assert_eq!(fs::read(&socket).unwrap_or_default(), b"a file");
     fs::remove_file(&socket).unwrap_or_else(|e| panic!("{e}"));
 
-    let mut machine = world.start(boot(5));
-    machine.wait_until("shell", BOOT_LIMIT, |printed, _| printed.contains(READY));
-    // Nobody listens in the guest, or on the host.
-    let refused = connect(&socket, NOBODY).unwrap_or_else(|e| panic!("{e}"));
-    assert!(refused.is_none());
+    let mut machine = world.start(connected(booted, "vs", pc::CID, &socket));
+    // Nobody listens on the host, or in the guest.
     machine.type_line(&format!("vsock connect {NOBODY}"));
     machine.wait_until("refusal", COMMAND_LIMIT, |printed, _| {
         errors(printed, 104) == 1
     });
+    let refused = connect(&socket, NOBODY).unwrap_or_else(|e| panic!("{e}"));
+    assert!(refused.is_none());
     machine.type_line(&format!("vsock listen {ECHO} &"));
     machine.wait_until("server", COMMAND_LIMIT, |printed, _| {
         printed.contains(&format!("vsock: listens on {ECHO}"))
@@ -163,17 +143,15 @@ fn a_guest_and_programs_of_the_host_reach_each_other_and_again_after_a_snapshot(
     let mut line = String::new();
     let read = BufReader::new(&open).read_line(&mut line);
     assert_eq!((read.ok(), line.as_str()), (Some(5), "line\n"));
-    let saved = world.run(["snapshot", "--vm", "vs", "saved"], COMMAND_LIMIT);
-    assert_eq!(saved.status, 0, "{saved:?}");
+    let save = world.run(["snapshot", "--vm", "vs", "saved"], COMMAND_LIMIT);
+    assert_eq!(save.status, 0, "{save:?}");
     world.stop("vs", machine);
     assert_eq!(open.read(&mut [0]).ok(), Some(0));
     assert!(!socket.exists(), "the socket stays at the end");
 
     // As another guest, at another socket.
     let socket = world.path("again");
-    let vsock = format!("6,{}", socket.display());
-    let restore = ["run", "--restore", "saved", "--name", "again"];
-    let mut machine = world.start(restore.into_iter().chain(["--vsock", &vsock]));
+    let mut machine = world.start(connected(&saved, "again", pc::CID + 1, &socket));
     machine.wait_until("lost connection", COMMAND_LIMIT, |printed, _| {
         errors(printed, 104) == 1
     });
@@ -181,7 +159,8 @@ fn a_guest_and_programs_of_the_host_reach_each_other_and_again_after_a_snapshot(
     world.stop("again", machine);
 
     // Without a name of its socket it leads nowhere.
-    let mut machine = world.start(restore);
+    let line = "run --restore saved --net off --name again";
+    let mut machine = world.start(line.split(' '));
     machine.wait_until("note", COMMAND_LIMIT, |printed, said| {
         said.contains("saved with --vsock 5,SOCKET") && errors(printed, 104) == 1
     });
