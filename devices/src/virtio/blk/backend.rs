@@ -42,7 +42,7 @@ pub trait BlockBackend: Send {
     }
 
     /// Fills guest memory from `offset` on, as [`read_at`](Self::read_at) fills a buffer. Returns
-    /// `None`, with nothing done, if the bytes have to go through a buffer.
+    /// `None` if the bytes have to go through a buffer; a part of the memory may be filled.
     fn read_direct(&mut self, targets: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
         let _ = (targets, offset);
         None

@@ -1,5 +1,6 @@
 //! Transfers between a file and guest memory, without a copy in between.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -19,4 +20,32 @@ pub trait DirectIo: fmt::Debug + Send + Sync {
     /// # Errors
     /// If it cannot be written. A part of it may have been written.
     fn write(&self, file: &File, sources: &[MemorySlice<'_>], offset: u64) -> io::Result<()>;
+}
+
+/// Returns the number of bytes of all `slices`.
+pub(super) fn total(slices: &[MemorySlice<'_>]) -> usize {
+    slices.iter().map(MemorySlice::len).sum()
+}
+
+/// Returns the pieces of memory with `length` of the bytes of all `slices`, from `skipped` on.
+pub(super) fn part<'s, 'm>(
+    slices: &'s [MemorySlice<'m>],
+    mut skipped: usize,
+    mut length: usize,
+) -> Cow<'s, [MemorySlice<'m>]> {
+    if skipped == 0 && length == total(slices) {
+        return Cow::Borrowed(slices);
+    }
+    let mut pieces = Vec::new();
+    for slice in slices {
+        let before = skipped.min(slice.len());
+        let within = length.min(slice.len() - before);
+        if within > 0
+            && let Ok(piece) = slice.subslice(before, within)
+        {
+            pieces.push(piece);
+        }
+        (skipped, length) = (skipped - before, length - within);
+    }
+    Cow::Owned(pieces)
 }

@@ -4,6 +4,7 @@
 //! than by the crate, so that each is checked and locked.
 
 mod check;
+mod files;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -14,13 +15,16 @@ use std::path::{Path, PathBuf};
 use imago::file::File as ImageFile;
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
-use imago::{FormatAccess, FormatCreateBuilder, StorageOpenOptions};
+use imago::{FormatAccess, FormatCreateBuilder, Mapping, Storage, StorageExt};
 
-use super::super::{BlockBackend, OverlayFile};
+use super::super::direct::{part, total};
+use super::super::{BlockBackend, DirectIo, OverlayFile};
 use super::{ImageError, ImageFormat, Layer, Overlay, lock, whole};
+use crate::MemorySlice;
 
 pub use check::Damage;
 use check::{ENTRY, check, cluster_bits};
+use files::Files;
 
 /// The first bytes of a qcow2 image.
 pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -36,8 +40,11 @@ const CHUNK: usize = 64 << 10;
 /// A qcow2 image with its backing files.
 pub(super) struct Qcow2Image {
     access: FormatAccess<ImageFile>,
-    /// The top file, if it is an overlay.
-    overlay: Option<File>,
+    files: Files,
+    /// The top file, which takes all writes.
+    top: File,
+    is_overlay: bool,
+    direct: Option<&'static dyn DirectIo>,
     /// The number of writes.
     changes: u64,
     tables: Tables,
@@ -94,18 +101,22 @@ impl Tables {
 impl Qcow2Image {
     fn new(
         access: FormatAccess<ImageFile>,
+        files: Files,
         path: &Path,
-        file: File,
+        top: File,
         is_overlay: bool,
     ) -> Result<Self, ImageError> {
         let length = whole(path, access.size())?;
-        let tables = Tables::new(&file, length).map_err(|source| ImageError::Damaged {
+        let tables = Tables::new(&top, length).map_err(|source| ImageError::Damaged {
             path: path.to_path_buf(),
             source,
         })?;
         Ok(Self {
             access,
-            overlay: is_overlay.then_some(file),
+            files,
+            top,
+            is_overlay,
+            direct: None,
             changes: 0,
             tables,
         })
@@ -124,6 +135,63 @@ impl Qcow2Image {
             }
         }
         Ok(())
+    }
+
+    /// Fills guest memory from the files that the range is mapped to. Returns `None` if a part of
+    /// it is none of theirs, such as compressed data, or cannot be read so.
+    fn read_mapped(
+        &self,
+        direct: &dyn DirectIo,
+        targets: &[MemorySlice<'_>],
+        offset: u64,
+    ) -> Option<()> {
+        let length = total(targets) as u64;
+        let mut done = 0;
+        while done < length {
+            let mapping = self.access.get_mapping(offset + done, length - done);
+            let (
+                Mapping::Raw {
+                    storage, offset, ..
+                },
+                mapped @ 1..,
+            ) = mapping.ok()?
+            else {
+                return None;
+            };
+            let file = self.files.of(storage)?;
+            let targets = part(targets, done as usize, mapped as usize);
+            direct.read(file, &targets, offset).ok()?;
+            done += mapped;
+        }
+        Some(())
+    }
+
+    /// Writes guest memory to clusters of the top file, which become the disk's once they have it.
+    fn write_mapped(
+        &self,
+        direct: &dyn DirectIo,
+        sources: &[MemorySlice<'_>],
+        offset: u64,
+    ) -> io::Result<u64> {
+        let length = total(sources) as u64;
+        let mut done = 0;
+        while done < length {
+            let mapping = self
+                .access
+                .prepare_data_mapping(offset + done, length - done, true)?;
+            let (place, mapped) = (mapping.offset(), mapping.length());
+            // The crate keeps the file's length itself, and sets the file to it when it writes
+            // zeros at the end: what is behind would be cut off.
+            let end = place.saturating_add(mapped);
+            if end > mapping.storage().size()? {
+                mapping.storage().write(&[0][..], end - 1)?;
+            }
+            let sources = part(sources, done as usize, mapped as usize);
+            direct.write(&self.top, &sources, place)?;
+            self.access.commit_data_mapping(mapping)?;
+            done += mapped;
+        }
+        Ok(length)
     }
 
     /// Flushes what a write to `range` has changed, if it may have made a table.
@@ -150,6 +218,21 @@ impl BlockBackend for Qcow2Image {
         self.written(&(offset..offset.saturating_add(data.len() as u64)))
     }
 
+    fn use_direct_io(&mut self, io: &'static dyn DirectIo) {
+        self.direct = Some(io);
+    }
+
+    fn read_direct(&mut self, targets: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
+        self.read_mapped(self.direct?, targets, offset).map(Ok)
+    }
+
+    fn write_direct(&mut self, sources: &[MemorySlice<'_>], offset: u64) -> Option<io::Result<()>> {
+        let direct = self.direct?;
+        self.changes += 1;
+        let written = self.write_mapped(direct, sources, offset);
+        Some(written.and_then(|length| self.written(&(offset..offset.saturating_add(length)))))
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         self.access.flush()?;
         self.access.sync()
@@ -172,9 +255,11 @@ impl BlockBackend for Qcow2Image {
 
     fn overlay(&mut self) -> io::Result<Option<OverlayFile>> {
         self.access.flush()?;
-        let file = self.overlay.as_ref().map(File::try_clone).transpose()?;
-        let changes = self.changes;
-        Ok(file.map(|file| OverlayFile { file, changes }))
+        if !self.is_overlay {
+            return Ok(None);
+        }
+        let (file, changes) = (self.top.try_clone()?, self.changes);
+        Ok(Some(OverlayFile { file, changes }))
     }
 }
 
@@ -185,7 +270,9 @@ pub(super) fn image(layer: Layer, backing: Option<&Path>) -> Result<Qcow2Image, 
         path: path.clone(),
         source,
     })?;
-    Qcow2Image::new(access(layer, backing, 0)?, &path, file, false)
+    let mut files = Files::default();
+    let access = access(layer, backing, 0, &mut files)?;
+    Qcow2Image::new(access, files, &path, file, false)
 }
 
 /// Opens the image in `layer` below an overlay, which begins with the content of `saved`, or empty.
@@ -199,7 +286,8 @@ pub(super) fn overlay(
         path: canonical(&layer.path),
         format: layer.format,
     };
-    let base = access(layer, backing, 1)?;
+    let mut files = Files::default();
+    let base = access(layer, backing, 1, &mut files)?;
     let length = whole(&image.path, base.size())?;
     let (path, file) = match overlay {
         Overlay::Temporary => temporary(&image, length, saved)?,
@@ -212,14 +300,14 @@ pub(super) fn overlay(
     };
     let copy = copy.map_err(failed)?;
     check_image(&copy, &path)?;
-    let mut top = Qcow2::open_image(storage(file, &path, true)?, true).map_err(failed)?;
+    let mut top = Qcow2::open_image(files.open(file, &path, true)?, true).map_err(failed)?;
     if let Overlay::Kept(_) = overlay {
         check_base(&top, &path, &image)?;
     }
     refuse_data_file(&top, &path)?;
     top.set_data_file(None);
     top.set_backing(Some(base));
-    Qcow2Image::new(FormatAccess::new(top), &path, copy, true)
+    Qcow2Image::new(FormatAccess::new(top), files, &path, copy, true)
 }
 
 /// The image below an overlay.
@@ -233,6 +321,7 @@ fn access(
     layer: Layer,
     backing: Option<&Path>,
     depth: usize,
+    files: &mut Files,
 ) -> Result<FormatAccess<ImageFile>, ImageError> {
     let path = layer.path.clone();
     let failed = |source| ImageError::Qcow2 {
@@ -241,7 +330,7 @@ fn access(
     };
     if layer.format == ImageFormat::Raw {
         layer.whole_length()?;
-        let storage = storage(layer.file, &path, layer.is_writable)?;
+        let storage = files.open(layer.file, &path, layer.is_writable)?;
         let raw = Raw::open_image(storage, layer.is_writable).map_err(failed)?;
         return Ok(FormatAccess::new(raw));
     }
@@ -255,7 +344,7 @@ fn access(
     if layer.is_writable {
         check_image(&layer.file, &path)?;
     }
-    let storage = storage(layer.file, &path, layer.is_writable)?;
+    let storage = files.open(layer.file, &path, layer.is_writable)?;
     let mut image = Qcow2::open_image(storage, layer.is_writable).map_err(failed)?;
     refuse_data_file(&image, &path)?;
     image.set_data_file(None);
@@ -279,6 +368,7 @@ fn access(
             Layer::open(&behind, format, false)?,
             None,
             depth + 1,
+            files,
         )?),
         None => None,
     };
@@ -312,15 +402,6 @@ fn beside(path: &Path, backing: &Path) -> Result<PathBuf, ImageError> {
             backing: found,
         }),
     }
-}
-
-/// Returns a file as the crate takes it.
-fn storage(file: File, path: &Path, is_writable: bool) -> Result<ImageFile, ImageError> {
-    let options = StorageOpenOptions::new().filename(path).write(is_writable);
-    ImageFile::from_open_file(file, options).map_err(|source| ImageError::Open {
-        path: path.to_path_buf(),
-        source,
-    })
 }
 
 fn canonical(path: &Path) -> PathBuf {

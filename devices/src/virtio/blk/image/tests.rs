@@ -1,10 +1,15 @@
 #![allow(clippy::unwrap_used)]
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use imago::file::File as ImageFile;
 use imago::qcow2::Qcow2;
 use imago::{FormatCreateBuilder, Storage, StorageCreateOptions};
 use tempfile::TempDir;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+
+use super::super::DirectIo;
+use crate::{MemorySlice, WatchedMemory};
 
 use super::*;
 
@@ -298,4 +303,93 @@ fn an_overlay_of_another_image_is_refused() {
         said.starts_with("overlay ") && said.contains("No such file"),
         "{said}"
     );
+}
+
+/// Calls that move bytes as the host's do, and count.
+#[derive(Debug, Default)]
+struct Moves {
+    read: AtomicUsize,
+    written: AtomicUsize,
+}
+
+impl DirectIo for Moves {
+    fn read(&self, file: &File, targets: &[MemorySlice<'_>], mut offset: u64) -> io::Result<()> {
+        for target in targets {
+            let mut bytes = vec![0; target.len()];
+            file.read_exact_at(&mut bytes, offset)?;
+            target.copy_from(&bytes);
+            offset += bytes.len() as u64;
+            self.read.fetch_add(bytes.len(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn write(&self, file: &File, sources: &[MemorySlice<'_>], mut offset: u64) -> io::Result<()> {
+        for source in sources {
+            let mut bytes = vec![0; source.len()];
+            source.copy_to(&mut bytes);
+            file.write_all_at(&bytes, offset)?;
+            offset += bytes.len() as u64;
+            self.written.fetch_add(bytes.len(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_moves_past_the_buffer_is_what_the_buffer_holds() {
+    const LENGTH: usize = 270_336;
+    /// The part of it in the first piece of memory. No piece is a whole number of clusters.
+    const FIRST: usize = 70_000;
+    let folder = images();
+    let path = |name| folder.path().join(name);
+    let memory = WatchedMemory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+    let places = [GuestAddress(0), GuestAddress(500_000)];
+    let piece = |at, length| memory.get_slice(places[at], length).unwrap();
+    let pieces = [piece(0, FIRST), piece(1, LENGTH - FIRST)];
+    let content: Vec<u8> = (0..LENGTH).map(|at| (at / 11) as u8).collect();
+    for (image, options) in [
+        ("plain.qcow2", ImageOptions::default()),
+        ("raw", overlay(Overlay::Kept(path("kept")))),
+    ] {
+        let moves: &Moves = Box::leak(Box::default());
+        let mut disk = open(&path(image), &options).unwrap();
+        disk.use_direct_io(moves);
+        let (first, rest) = content.split_at(FIRST);
+        memory.write_slice(first, places[0]).unwrap();
+        memory.write_slice(rest, places[1]).unwrap();
+        // From the middle of a cluster to the middle of another.
+        disk.write_direct(&pieces, 30 << 10).unwrap().unwrap();
+        assert_eq!(moves.written.load(Ordering::Relaxed), LENGTH, "{image}");
+        let mut found = vec![0; LENGTH];
+        disk.read_at(&mut found, 30 << 10).unwrap();
+        assert!(found == content, "{image}: what was written");
+        // What is behind it is in the file below, or nowhere.
+        disk.read_at(&mut found, 200 << 10).unwrap();
+        let read = disk.read_direct(&pieces, 200 << 10);
+        assert_eq!(read.is_some(), image == "raw", "{image}");
+        if let Some(read) = read {
+            read.unwrap();
+            assert_eq!(moves.read.load(Ordering::Relaxed), LENGTH);
+            let mut moved = vec![0; LENGTH];
+            let (first, rest) = moved.split_at_mut(FIRST);
+            memory.read_slice(first, places[0]).unwrap();
+            memory.read_slice(rest, places[1]).unwrap();
+            assert!(moved == found, "{image}: what was read");
+        }
+        // Clusters that the crate itself takes and zeroes lie behind those.
+        disk.write_at(&[7; 100], 900_000).unwrap();
+        assert!(disk.discard(64 << 10..128 << 10).unwrap());
+        disk.flush().unwrap();
+        drop(disk);
+        let mut disk = open(&path(image), &options).unwrap();
+        for (at, expected) in [
+            (30 << 10, 0),
+            ((30 << 10) + 11 * 200, 200),
+            (100 << 10, 0),
+            (900_001, 7),
+        ] {
+            assert_eq!(byte(&mut *disk, at), expected, "{image} at {at}");
+        }
+    }
 }
