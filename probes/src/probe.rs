@@ -41,8 +41,9 @@ impl From<Parameter> for Argument {
 /// The arguments and result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Signature {
-    /// The arguments in order; at a return, those of the call.
-    pub arguments: Vec<Argument>,
+    /// The arguments in order; at a return, those of the call. A function's entry and return share
+    /// them.
+    pub arguments: Arc<[Argument]>,
     /// The type of the returned value, at a return.
     pub returns: Option<String>,
 }

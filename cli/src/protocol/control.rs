@@ -198,7 +198,7 @@ impl ListedProbe {
         let arguments = signature.as_ref();
         Self {
             fields: Vec::new(),
-            name: name.to_string(),
+            name: name.text(),
             arguments: arguments.map(|s| s.arguments.iter().map(argument).collect()),
             returns: signature.and_then(|s| s.returns),
         }

@@ -91,17 +91,17 @@ pub(super) fn list_to_come(view: &KernelView, pattern: &ProbePattern, each: &mut
 }
 
 /// Makes probes of symbols.
-struct Lister<'l> {
+struct Lister<'l, 's> {
     view: &'l KernelView,
     pattern: &'l ProbePattern,
     /// The pattern's name, if it is an offset.
     offset: Option<u64>,
     /// A function with several names is listed under each, and only once under each.
-    taken: HashSet<(u64, String)>,
+    taken: HashSet<(u64, &'s str)>,
     each: &'l mut dyn FnMut(Probe),
 }
 
-impl<'l> Lister<'l> {
+impl<'l, 's> Lister<'l, 's> {
     fn new(
         view: &'l KernelView,
         pattern: &'l ProbePattern,
@@ -116,18 +116,18 @@ impl<'l> Lister<'l> {
         }
     }
 
-    fn functions(&mut self, module: &ModuleSymbols) {
+    fn functions(&mut self, module: &'s ModuleSymbols) {
         for function in module.text_functions() {
             self.symbol(&module.module.name, function.symbol);
         }
     }
 
-    fn symbol(&mut self, module: &str, symbol: Symbol<'_>) {
+    fn symbol(&mut self, module: &str, symbol: Symbol<'s>) {
         let is_function = symbol.is_text() && !symbol.absolute;
         if is_function
             && matches_part(&self.pattern.module, module)
             && matches_part(&self.pattern.function, symbol.name)
-            && self.taken.insert((symbol.address, symbol.name.to_owned()))
+            && self.taken.insert((symbol.address, symbol.name))
         {
             self.probes(module, symbol);
         }

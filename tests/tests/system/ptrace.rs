@@ -413,7 +413,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
         let [probe] = found.as_slice() else {
             panic!("{event}: {found:?}")
         };
-        let arguments = probe.signature.iter().flat_map(|it| &it.arguments);
+        let arguments = probe.signature.iter().flat_map(|it| it.arguments.iter());
         state_is_told |= arguments.into_iter().any(|it| it.name == "prev_state");
         tracing::enable(&mut session, probe, &Filter::default());
     }

@@ -221,7 +221,7 @@ fn probes_are_listed_with_names_and_types() {
         let [probe] = probes.as_slice() else {
             panic!("{pattern}: {probes:?}")
         };
-        let arguments = probe.signature.iter().flat_map(|s| &s.arguments);
+        let arguments = probe.signature.iter().flat_map(|s| s.arguments.iter());
         let mut text = probe.name.to_string();
         for argument in arguments {
             text += &format!(" {}", argument.type_name);
@@ -234,7 +234,7 @@ fn probes_are_listed_with_names_and_types() {
     };
     assert_eq!((text.sites.len(), text.process), (2, None));
     let sold = guest.probes("statics:::item-sold");
-    let arguments = sold[0].signature.iter().flat_map(|s| &s.arguments);
+    let arguments = sold[0].signature.iter().flat_map(|s| s.arguments.iter());
     let translated: Vec<_> = arguments.map(|a| a.translated.as_deref()).collect();
     assert_eq!(translated, [None, Some("priceinfo_t *"), None]);
     // Of one process.

@@ -128,7 +128,7 @@ impl ProbeKindInfo {
                 _ => None,
             },
             is_system_call: probe.name.provider == probes::provider::system_calls::PROVIDER,
-            arguments,
+            arguments: arguments.to_vec(),
             fields: probe.fields().into(),
             returns,
             signature_known: probe.signature.is_some(),

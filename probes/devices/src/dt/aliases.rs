@@ -199,7 +199,7 @@ fn place(
             let text = format!("tracepoint {system}:{event}");
             let found = found.ok_or_else(|| format!("the kernel has no {text}"))?;
             let parameters = found.signature.clone().unwrap_or_default().arguments;
-            Ok((vec![found.clone()], parameters, text))
+            Ok((vec![found.clone()], parameters.to_vec(), text))
         }
         AliasTarget::Functions(names) => {
             let found = names

@@ -215,7 +215,7 @@ impl Listed {
         let types: Vec<&str> = match &self.source {
             Source::Alias(alias) => alias.types.clone(),
             Source::Tracepoint(probe) => {
-                let arguments = probe.signature.iter().flat_map(|s| &s.arguments);
+                let arguments = probe.signature.iter().flat_map(|s| s.arguments.iter());
                 arguments.map(|a| a.type_name.as_str()).collect()
             }
             _ => Vec::new(),
