@@ -7,8 +7,8 @@
 #       sh figures.sh images/debian-13.qcow2
 #
 # Prints seconds from the start to ssh's answer, for exotrace and for QEMU's
-# q35 and microvm, the time of a restore to ssh's answer, the network's throughput by passt, and
-# that of a raw disk by fio(1) in the guest. WHAT chooses some of "network disk restore microvm".
+# q35 and microvm, the time of a restore to ssh's first line and to a command's answer, the network's
+# throughput by passt, and that of a raw disk by fio(1) in the guest. WHAT chooses some of "network disk restore microvm".
 set -u
 image=$1
 rounds=${ROUNDS:-1}
@@ -102,8 +102,10 @@ while [ $round -lt "$rounds" ]; do
         start=$(now)
         exotrace run --restore saved --image "$image" --disk qemu/fio.img,ro --disk scratch --net user,host=2222:22 --name r --serial null 2>restore.log &
         vmm=$!
+        until [ "$(busybox nc -w 5 127.0.0.1 2222 </dev/null 2>/dev/null | head -c 4)" = SSH- ]; do sleep 0.1; done
+        echo "exotrace: restored, ssh's first line after $(since "$start") s"
         until guest true 2>/dev/null; do sleep 0.1; done
-        echo "exotrace: restored, ssh after $(since "$start") s"
+        echo "exotrace: restored, a command by ssh after $(since "$start") s"
         exotrace stop --vm r
         wait $vmm
     done
