@@ -8,10 +8,9 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
-use crate::confinement::{Confinement, Kind};
+use crate::confinement::{Confinement, Kind, STOPS};
 use crate::ending;
 
 /// The handlers or their thread cannot be made.
@@ -54,7 +53,7 @@ impl StopSignals {
     /// # Errors
     /// As [`Self::watch`].
     pub fn watch_in(confinement: &Confinement) -> Result<Self, WatchError> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let mut signals = Signals::new(STOPS)?;
         let handle = signals.handle();
         let state = Arc::new(Mutex::new(State::default()));
         let shared = state.clone();

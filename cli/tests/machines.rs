@@ -237,10 +237,14 @@ fn wait_for_threads(world: &World, machine: &Running, confined: bool) {
     let is_right = |status: &String| {
         let is = |field: &str, value: &str| status.contains(&format!("\n{field}:\t{value}\n"));
         let none = "0000000000000000";
+        // SIGHUP, SIGINT and SIGTERM are for threads that may handle them.
+        let is_vcpu = status.starts_with("Name:\tvcpu");
+        let blocks_stops = status.contains("\nSigBlk:\t0000000000004003\n");
         // A thread of KVM's own, in the kernel, is none of ours.
         status.starts_with("Name:\tkvm-")
             || is("NoNewPrivs", "1") == confined
                 && is("Seccomp", "2") == (confined && walls.seccomp)
+                && blocks_stops == (confined && is_vcpu)
                 && (!confined || is("CapEff", none) && is("CapBnd", none))
     };
     world.wait_until("confinement as wanted of all threads", || {

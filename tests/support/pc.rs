@@ -1,5 +1,5 @@
-//! A guest with the PC kernel at its shell: two vCPUs, a network card and sockets to the host, which
-//! lead nowhere until a restore connects them. It is booted once and kept in the cache.
+//! A guest with the PC kernel at its shell: two vCPUs, a network card and sockets to the host,
+//! which lead nowhere until a restore connects them. It is booted once and kept in the cache.
 //! `image_boot.rs` and `virtio.rs` of the tests boot such kernels themselves.
 
 use std::fs;

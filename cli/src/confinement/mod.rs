@@ -5,7 +5,8 @@
 //! processes of its user ([`privileges`]). Each thread then [enters](Confinement::enter) its own
 //! confinement before it does anything for the guest. That leaves no capabilities, no files but
 //! those that are open ([`reach`], Landlock), and only the system calls of its kind of thread
-//! ([`calls`], seccomp). Threads inherit the confinement of their creator. Client threads come from
+//! ([`calls`], seccomp). The signals that end a run are for threads that may handle them
+//! ([`stops`]). Threads inherit the confinement of their creator. Client threads come from
 //! the main thread, which enters last, when all files are open.
 //!
 //! A host whose kernel lacks a wall runs machines all the same, and the user is warned once;
@@ -16,6 +17,7 @@ mod calls;
 mod filter;
 mod privileges;
 mod reach;
+mod stops;
 
 use clap::ValueEnum;
 use std::fmt;
@@ -25,6 +27,7 @@ use std::sync::Arc;
 pub use calls::{EVERY_THREAD, Kind};
 pub use privileges::become_user;
 pub use reach::Reach;
+pub use stops::STOPS;
 
 use filter::Filters;
 
@@ -167,6 +170,9 @@ impl Confinement {
         };
         if inner.walls.landlock {
             reach::restrict(reach).map_err(refused("Landlock"))?;
+        }
+        if !matches!(kind, Kind::Signals | Kind::Service) {
+            stops::leave_to_others().map_err(refused("pthread_sigmask"))?;
         }
         privileges::drop_capabilities().map_err(refused("capset"))?;
         let number = Kind::ALL.iter().position(|other| *other == kind);

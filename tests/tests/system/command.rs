@@ -92,7 +92,9 @@ fn a_running_linux_is_saved_restored_and_traced() {
 /// same snapshot.
 #[test]
 fn a_restored_machine_takes_little_memory_of_its_own() {
-    const MOST_KIB: u64 = 5 << 10;
+    // A release build has 4 MiB, and one without optimization 6, of which 2 are its own relocated
+    // data.
+    const MOST_KIB: u64 = 8 << 10;
     let host = host!();
     let world = World::new();
     let mut line = words("run --name small --serial null --restore");

@@ -1,5 +1,5 @@
-//! `run --image`: an image boots by its own boot loader's configuration, with a network, and stays as
-//! it is below an overlay. Made by `mke2fs` and `qemu-img` (Debian's packages e2fsprogs and
+//! `run --image`: an image boots by its own boot loader's configuration, with a network, and stays
+//! as it is below an overlay. Made by `mke2fs` and `qemu-img` (Debian's packages e2fsprogs and
 //! qemu-utils). `cli/tests/machines.rs` has the library's way.
 
 use std::fs;
