@@ -134,7 +134,7 @@ pub fn say(message: impl fmt::Display) {
 /// Returns a guest's text without characters that move a terminal's cursor or reverse the order of
 /// text.
 pub fn printable(text: &str) -> String {
-    // Nearly all text is so. Without a way out of the loop it takes many bytes at a time.
+    // Nearly all text is so. A loop without an early exit takes many bytes at a time.
     let is_plain = |plain, byte| plain & matches!(byte, b' '..=b'~');
     if text.bytes().fold(true, is_plain) {
         return text.to_owned();

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use signal_hook::iterator::{Handle, Signals};
 
-use crate::confinement::{Confinement, Kind, STOPS};
+use crate::confinement::{Confinement, Kind, STOP_SIGNALS};
 use crate::ending;
 
 /// The handlers or their thread cannot be made.
@@ -53,7 +53,7 @@ impl StopSignals {
     /// # Errors
     /// As [`Self::watch`].
     pub fn watch_in(confinement: &Confinement) -> Result<Self, WatchError> {
-        let mut signals = Signals::new(STOPS)?;
+        let mut signals = Signals::new(STOP_SIGNALS)?;
         let handle = signals.handle();
         let state = Arc::new(Mutex::new(State::default()));
         let shared = state.clone();

@@ -35,7 +35,8 @@ impl fmt::Display for ProbeName {
 }
 
 impl ProbeName {
-    /// Returns what is displayed, at a fraction of its cost: lists are long.
+    /// Returns the text that [`Display`](fmt::Display) writes, without the formatter: lists of
+    /// probes are long.
     #[must_use]
     pub fn text(&self) -> String {
         [

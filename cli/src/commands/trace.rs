@@ -346,10 +346,8 @@ pub fn list(args: args::List) -> Result<(), Failure> {
 
 /// Returns a probe as a line. There may be a hundred thousand of them.
 fn line_of(probe: &ListedProbe) -> String {
-    let texts = probe.arguments.iter().flatten().chain(&probe.fields);
-    let texts = texts.chain(&probe.returns);
-    let length: usize = texts.map(|text| text.len() + ", ".len()).sum();
-    let mut line = String::with_capacity(probe.name.len() + length + " () {} -> ".len());
+    // Room for nearly all of them.
+    let mut line = String::with_capacity(256);
     line.push_str(&probe.name);
     let lists = [
         (probe.arguments.as_deref(), [" (", ")"]),

@@ -6,7 +6,7 @@
 //! confinement before it does anything for the guest. That leaves no capabilities, no files but
 //! those that are open ([`reach`], Landlock), and only the system calls of its kind of thread
 //! ([`calls`], seccomp). The signals that end a run are for threads that may handle them
-//! ([`stops`]). Threads inherit the confinement of their creator. Client threads come from
+//! ([`stop_signals`]). Threads inherit the confinement of their creator. Client threads come from
 //! the main thread, which enters last, when all files are open.
 //!
 //! A host whose kernel lacks a wall runs machines all the same, and the user is warned once;
@@ -17,7 +17,7 @@ mod calls;
 mod filter;
 mod privileges;
 mod reach;
-mod stops;
+mod stop_signals;
 
 use clap::ValueEnum;
 use std::fmt;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub use calls::{EVERY_THREAD, Kind};
 pub use privileges::become_user;
 pub use reach::Reach;
-pub use stops::STOPS;
+pub use stop_signals::STOP_SIGNALS;
 
 use filter::Filters;
 
@@ -172,7 +172,7 @@ impl Confinement {
             reach::restrict(reach).map_err(refused("Landlock"))?;
         }
         if !matches!(kind, Kind::Signals | Kind::Service) {
-            stops::leave_to_others().map_err(refused("pthread_sigmask"))?;
+            stop_signals::leave_to_others().map_err(refused("pthread_sigmask"))?;
         }
         privileges::drop_capabilities().map_err(refused("capset"))?;
         let number = Kind::ALL.iter().position(|other| *other == kind);

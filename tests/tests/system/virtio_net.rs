@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::command::{Running, World};
-use support::host;
-use support::pc;
 use support::shell::COMMAND_LIMIT;
+use support::{host, pc};
 
 /// The port at which the guest sends back what it gets.
 const ECHO: u16 = 7;
@@ -116,12 +115,13 @@ fn a_guest_is_on_the_hosts_network_and_stays_there_over_a_snapshot() {
 
     let port = free_port();
     let mut machine = world.start(connected(booted, "net", port));
+    let address = pc::MAC.map(|byte| format!("{byte:02x}")).join(":");
     machine.type_line(
         "cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu; ls /sys/class/net/eth0/queues",
     );
     machine.wait_until("address", COMMAND_LIMIT, |printed, _| {
         // A pair of queues for each of its CPUs.
-        printed.contains(&format!("02:00:00:0e:0e:01\r\n{}", pc::MTU))
+        printed.contains(&format!("{}\r\n{}", address, pc::MTU))
             && ["rx-0", "rx-1", "tx-0", "tx-1"]
                 .iter()
                 .all(|queue| printed.contains(queue))
