@@ -50,7 +50,7 @@ impl Finder for Anybody {
             .map(|moment| Probe {
                 name: ProbeName::new("syscall", "", "read", moment.name()),
                 signature: Some(Signature {
-                    arguments: vec![argument("fd", "int"), argument("buf", "const char *")],
+                    arguments: [argument("fd", "int"), argument("buf", "const char *")].into(),
                     returns: Some("long".to_owned()),
                 }),
                 target: Target::SystemCall { number: 0, moment },
