@@ -482,7 +482,7 @@ pub enum ExpressionKind {
     SizeOfType(TypeName),
     /// The size of an expression's type: `sizeof(x)`. The expression is not evaluated.
     SizeOfValue(Box<Expression>),
-    /// A member's offset: `offsetof(type, member)`.
+    /// A member's offset: `offsetof(type, member)`. An expression is given by its `typeof`.
     OffsetOf {
         /// The structure.
         of: TypeName,
@@ -524,11 +524,13 @@ pub struct Call {
 }
 
 /// A type, as C writes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TypeName {
     /// The base: `int`, `unsigned long`, `struct file`, `uint8`, `pid_t`. It has no qualifiers, and
     /// one blank between words.
     pub base: String,
+    /// Of `typeof(x)`, the value whose type is the base. It is not evaluated.
+    pub like: Option<Box<Expression>>,
     /// The number of `*` that follow.
     pub pointers: usize,
     /// Of an array, the number of elements: 0 for `[]`, which a cast takes from its value.
@@ -553,7 +555,7 @@ pub struct Translator {
 }
 
 /// A structure or union of a script or a translator's file: `struct name { type member; ... };`
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Structure {
     /// The name without `struct`. Those inside others have names that no script can write.
     pub name: String,
@@ -566,7 +568,7 @@ pub struct Structure {
 }
 
 /// A member of a [`Structure`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StructureMember {
     /// The member's type.
     pub type_name: TypeName,

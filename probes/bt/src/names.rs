@@ -187,7 +187,7 @@ pub fn is_constant(word: &str) -> bool {
 /// The words that begin statements, and those with a syntax of their own.
 pub const KEYWORDS: &[&str] = &[
     "if", "else", "while", "for", "unroll", "break", "continue", "return", "let", "sizeof",
-    "offsetof", "xlate",
+    "offsetof", "typeof", "xlate",
 ];
 
 /// Names of other languages and longer versions of this one, with their equivalents here.

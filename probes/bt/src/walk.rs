@@ -20,9 +20,10 @@ macro_rules! visit_children {
             | ExpressionKind::ArgumentCount
             | ExpressionKind::Boolean(_)
             | ExpressionKind::Constant(_)
-            | ExpressionKind::Enumerator { .. }
-            | ExpressionKind::SizeOfType(_)
-            | ExpressionKind::OffsetOf { .. } => {}
+            | ExpressionKind::Enumerator { .. } => {}
+            ExpressionKind::SizeOfType(of) | ExpressionKind::OffsetOf { of, .. } => {
+                of.like.$iter().for_each(|like| $each(like));
+            }
             ExpressionKind::Named { arguments, .. } => arguments.$iter().flatten().for_each($each),
             // Its statements are visited as statements.
             ExpressionKind::Block(of) => of.value.$iter().for_each($each),
@@ -34,8 +35,11 @@ macro_rules! visit_children {
             | ExpressionKind::SizeOfValue(of)
             | ExpressionKind::Member { of, .. }
             | ExpressionKind::Item { of, .. }
-            | ExpressionKind::Cast { of, .. }
             | ExpressionKind::Translate { of, .. } => $each(of),
+            ExpressionKind::Cast { to, of } => {
+                to.like.$iter().for_each(|like| $each(like));
+                $each(of);
+            }
             ExpressionKind::Binary(_, left, right) => {
                 $each(left);
                 $each(right);

@@ -99,7 +99,7 @@ impl RuleCompiler<'_, '_> {
         let size = match (&value.kind, &from) {
             (_, Type::Lvalue(thing)) => self.shared.types.size(thing),
             (ExpressionKind::Cast { to, .. }, _) => {
-                let thing = self.shared.types.named(to);
+                let thing = self.named(to);
                 thing.and_then(|thing| self.shared.types.size(&thing))
             }
             (_, Type::Array { element, elements }) => {

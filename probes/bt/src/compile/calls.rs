@@ -309,7 +309,7 @@ impl RuleCompiler<'_, '_> {
             Function::ByteSwap => {
                 let bytes = match first.map(|of| &of.kind) {
                     Some(ExpressionKind::Cast { to, .. }) => {
-                        let thing = self.shared.types.named(to);
+                        let thing = self.named(to);
                         thing.and_then(|thing| self.shared.types.size(&thing))
                     }
                     _ => None,

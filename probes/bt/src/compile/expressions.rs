@@ -185,7 +185,7 @@ impl RuleCompiler<'_, '_> {
             ExpressionKind::Index { of: array, index } => self.index(array, index),
             ExpressionKind::Cast { to, of: value } => self.cast(to, value),
             ExpressionKind::SizeOfType(of_type) => {
-                let Some(thing) = self.shared.types.named(of_type) else {
+                let Some(thing) = self.named(of_type) else {
                     return self.no_type(of_type);
                 };
                 let Some(size) = self.shared.types.size(&thing) else {
@@ -220,24 +220,6 @@ impl RuleCompiler<'_, '_> {
     pub(super) fn record(&mut self, members: Vec<(Arc<str>, Type)>) -> Type {
         let names = members.iter().map(|(name, _)| name.clone()).collect();
         self.gives(Operation::Record(names), Type::Record(members))
-    }
-
-    /// Compiles `sizeof` of an expression, which is compiled for its type alone.
-    fn size_of_value(&mut self, of: &Expression) -> Type {
-        let before = self.here();
-        let found = self.expression(of);
-        self.code.truncate(before);
-        let size = match &found {
-            Type::Lvalue(thing) => self.shared.types.size(thing),
-            other => size_of(other),
-        };
-        match size {
-            Some(size) => self.quantity(size),
-            None => self.refuse(
-                of.span,
-                "the size of this is not known before the script runs",
-            ),
-        }
     }
 
     /// Compiles an operator. Text can only be compared. `&&` and `||` skip the right side if it
@@ -464,18 +446,6 @@ impl RuleCompiler<'_, '_> {
             Some(number) => self.constant(number),
             None => self.gives(Operation::Constant(Value::text(given)), Type::Text),
         }
-    }
-}
-
-/// Returns the number of bytes of a value that is not in memory. Items of a tuple stand one behind
-/// the other.
-fn size_of(of: &Type) -> Option<u64> {
-    match of {
-        Type::Bool => Some(1),
-        of if of.is_number() || matches!(of, Type::Pointer(_)) => Some(8),
-        Type::Tuple(items) => items.iter().map(size_of).sum(),
-        Type::Record(members) => members.iter().map(|(_, of)| size_of(of)).sum(),
-        _ => None,
     }
 }
 

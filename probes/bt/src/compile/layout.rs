@@ -172,6 +172,7 @@ mod tests {
     fn structures_of_a_script_are_laid_out_as_c_does() {
         let member = |base: &str, name: &str, elements: Option<u64>| StructureMember {
             type_name: TypeName {
+                like: None,
                 base: base.into(),
                 pointers: 0,
                 elements: None,

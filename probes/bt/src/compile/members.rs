@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use probes::event::EventKind;
 
-use super::types::{Member, MemoryType, Type};
+use super::types::{Member, MemoryType, Type, around};
 use super::{RuleCompiler, nearest, places, with};
 use crate::ast::{
     BinaryOperator, Builtin, Expression, ExpressionKind, Iteration, Span, TypeName, UnaryOperator,
@@ -265,10 +265,17 @@ impl RuleCompiler<'_, '_> {
 
     /// Compiles `(to)value`.
     pub(super) fn cast(&mut self, to: &TypeName, value: &Expression) -> Type {
-        let from = self.expression(value);
-        let Some(thing) = self.shared.types.named(to) else {
-            return self.no_type(to);
+        let thing = match &to.like {
+            Some(like) => match self.type_alone(like) {
+                (_, Some(thing)) => around(thing, to),
+                (same, None) => return self.cast_to_same(&same, to, value),
+            },
+            None => match self.shared.types.named(to) {
+                Some(thing) => thing,
+                None => return self.no_type(to),
+            },
         };
+        let from = self.expression(value);
         let is_address = matches!(from, Type::Lvalue(_));
         match thing {
             MemoryType::Pointer(to) => {
@@ -283,7 +290,10 @@ impl RuleCompiler<'_, '_> {
                 self.cast_to_array(from, value, (*element, elements), to.span)
             }
             MemoryType::Kernel(_) | MemoryType::Own(_) | MemoryType::Unknown => {
-                let name = &to.base;
+                let name = match to.like {
+                    Some(_) => self.shared.types.describe(&thing),
+                    None => to.base.clone(),
+                };
                 self.refuse(
                     to.span,
                     format!("nothing is cast to {name}; cast to {name} *"),
@@ -305,12 +315,21 @@ impl RuleCompiler<'_, '_> {
     }
 
     pub(super) fn no_type(&mut self, name: &TypeName) -> Type {
-        let why = self.shared.types.why_none();
-        self.refuse(name.span, format!("no type {:?}{why}", name.base))
+        let message = match name.like {
+            Some(_) => {
+                "typeof's value is none of the guest's memory: it has no size and no members there"
+                    .to_owned()
+            }
+            None => {
+                let why = self.shared.types.why_none();
+                format!("no type {:?}{why}", name.base)
+            }
+        };
+        self.refuse(name.span, message)
     }
 
     pub(super) fn offset_of(&mut self, owner: &TypeName, members: &[String]) -> Type {
-        let Some(mut thing) = self.shared.types.named(owner) else {
+        let Some(mut thing) = self.named(owner) else {
             return self.no_type(owner);
         };
         let mut offset = 0u64;

@@ -13,6 +13,7 @@ mod expressions;
 mod fields;
 mod folding;
 mod layout;
+mod like;
 mod members;
 mod moments;
 pub(crate) mod places;

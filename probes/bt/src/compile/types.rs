@@ -239,8 +239,7 @@ impl<'t> Types<'t> {
     pub(super) fn named(&self, name: &TypeName) -> Option<MemoryType> {
         self.base(&name.base)
             .filter(|thing| *thing != MemoryType::Unknown || name.base == "void")
-            .map(|thing| (0..name.pointers.min(DEEPEST)).fold(thing, |to, _| pointer(to)))
-            .map(|thing| name.elements.into_iter().fold(thing, array))
+            .map(|thing| around(thing, name))
     }
 
     /// Returns the type that BTF's readers write as `const char *`, `struct page * *`, `char [16]`.
@@ -427,6 +426,12 @@ impl<'t> Types<'t> {
             }
         }
     }
+}
+
+/// Returns the type that a script names with this base: pointers to it, an array of it.
+pub(super) fn around(base: MemoryType, name: &TypeName) -> MemoryType {
+    let thing = (0..name.pointers.min(DEEPEST)).fold(base, |to, _| pointer(to));
+    name.elements.into_iter().fold(thing, array)
 }
 
 pub(super) fn pointer(to: MemoryType) -> MemoryType {

@@ -163,6 +163,10 @@ fn the_normal_dialect_has_the_rest_of_c() {
         ("sizeof($a + 1)", "(sizeof (+ $a 1))"),
         ("sizeof(*args)", "(sizeof (* args))"),
         ("offsetof(struct a, b.c)", "(offsetof \"struct a\" b.c)"),
+        ("offsetof(*args, b)", "(offsetof \"typeof (* args)\" b)"),
+        ("(typeof($a + 1) *)pid", "(cast \"typeof (+ $a 1)*\" pid)"),
+        ("(typeof(int *) *)pid", "(cast \"int**\" pid)"),
+        ("sizeof(typeof(*args))", "(sizeof (* args))"),
         (
             "xlate <psinfo_t *>(curtask)->pr_pid",
             "(-> (xlate \"psinfo_t*\" curtask) pr_pid)",
@@ -224,6 +228,8 @@ fn towers(levels: usize) -> Vec<String> {
         format!("{}{}", many("while (1) {"), many("}")),
         format!("$x = {}0{};", many("str("), many(")")),
         format!("$x = {}0{};", many("sizeof("), many(")")),
+        format!("$x = {}0{};", many("(typeof("), many(")0)")),
+        format!("$x = {}0{};", many("sizeof(typeof("), many("))")),
     ]
     .map(|body| format!("kprobe:f:entry {{ {body} }}"))
     .into()

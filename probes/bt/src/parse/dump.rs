@@ -54,7 +54,11 @@ pub fn script(of: &Script) -> String {
 }
 
 fn type_name(of: &TypeName) -> String {
-    format!("\"{}{}\"", of.base, "*".repeat(of.pointers))
+    let base = match &of.like {
+        Some(like) => format!("typeof {}", expression(like)),
+        None => of.base.clone(),
+    };
+    format!("\"{base}{}\"", "*".repeat(of.pointers))
 }
 
 fn block(of: &Block) -> String {

@@ -124,12 +124,12 @@ impl Parser<'_> {
                 return step(operand, text, token.span, false);
             }
             "(" => {
-                let Some(to) = self.cast()? else {
+                let Some((to, below)) = self.cast()? else {
                     return self.postfix();
                 };
                 let of = self.deeper(Self::unary)?;
                 let span = self.since(token.span);
-                let below = of.height;
+                let below = below.max(of.height);
                 let of = Box::new(of.expression);
                 return node(ExpressionKind::Cast { to, of }, span, below);
             }
@@ -504,8 +504,14 @@ impl Parser<'_> {
         let start = self.next()?.span;
         self.expect("(", "after sizeof")?;
         let (kind, below) = if self.at_type()? {
-            let of = self.type_name()?;
-            (ExpressionKind::SizeOfType(self.array_of(of)?), 0)
+            let (of, below) = self.type_or_typeof()?;
+            let of = self.array_of(of)?;
+            match of.like {
+                Some(like) if of.pointers == 0 && of.elements.is_none() => {
+                    (ExpressionKind::SizeOfValue(like), below)
+                }
+                _ => (ExpressionKind::SizeOfType(of), below),
+            }
         } else {
             let of = self.inside(Self::tall)?;
             (
@@ -517,11 +523,17 @@ impl Parser<'_> {
         node(kind, self.since(start), below)
     }
 
-    /// Parses `offsetof(type, member.member)`.
+    /// Parses `offsetof(type, member.member)` and `offsetof(expression, member)`.
     fn offset_of(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;
         self.expect("(", "after offsetof")?;
-        let of = self.type_name()?;
+        let (of, below) = match self.at_type()? {
+            true => self.type_or_typeof()?,
+            false => {
+                let of = self.inside(Self::tall)?;
+                (self.type_of(of.expression), of.height)
+            }
+        };
         self.expect(",", "after offsetof's type")?;
         let mut members = Vec::new();
         loop {
@@ -538,7 +550,7 @@ impl Parser<'_> {
         node(
             ExpressionKind::OffsetOf { of, members },
             self.since(start),
-            0,
+            below,
         )
     }
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 const PIECES: &str = r##"
     BEGIN END kprobe:f kprobe:f:entry profile:hz:99 uprobe:/bin/*:x if else while for unroll
     break return let pid arg0 args kstack printf print str clear delete count hist lhist sum
-    struct translator typedef config xlate sizeof offsetof int x $x $1 $# @x @ 1 0x 5ms
+    struct translator typedef config xlate sizeof offsetof typeof int x $x $1 $# @x @ 1 0x 5ms
     99999999999999999999 "a" "%d\n" " \ / // /* */ ( ) { } [ ] ; , . .. -> ++ -- + - * % & && |
     || ^ ! ~ < << > = == += ? : # #! é
 "##;

@@ -1,7 +1,7 @@
 //! Parses names of types, and structures.
 
 use super::{Parsed, Parser};
-use crate::ast::{Span, Structure, StructureMember, TypeName};
+use crate::ast::{Expression, Span, Structure, StructureMember, TypeName};
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::TokenKind;
 use crate::names;
@@ -11,8 +11,11 @@ use std::collections::BTreeSet;
 const TYPE_WORDS: &[&str] = &[
     "struct", "union", "enum", "const", "volatile", "unsigned", "signed", "long", "short", "int",
     "char", "void", "bool", "_Bool", "float", "double", "int8", "int16", "int32", "int64", "uint8",
-    "uint16", "uint32", "uint64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64",
+    "uint16", "uint32", "uint64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", TYPEOF,
 ];
+
+/// The word before a value whose type is meant.
+const TYPEOF: &str = "typeof";
 
 /// The words of which several make one type.
 const COMBINED: &[&str] = &["unsigned", "signed", "long", "short", "int", "char"];
@@ -68,10 +71,43 @@ impl Parser<'_> {
         let pointers = self.pointers()?;
         Ok(TypeName {
             base,
+            like: None,
             pointers,
             elements: None,
             span: self.since(start),
         })
+    }
+
+    /// Parses a type, or `typeof(x)` in the place of one. Returns also the height of `x`.
+    pub(super) fn type_or_typeof(&mut self) -> Parsed<(TypeName, usize)> {
+        let start = self.here()?;
+        self.qualifiers()?;
+        if !self.eat_word(TYPEOF)? {
+            return Ok((self.type_name()?, 0));
+        }
+        self.expect("(", "after typeof")?;
+        let (mut of, below) = match self.at_type()? {
+            true => self.deeper(|parser| parser.inside(Self::type_or_typeof))?,
+            false => {
+                let like = self.deeper(|parser| parser.inside(Self::tall))?;
+                (self.type_of(like.expression), like.height)
+            }
+        };
+        self.expect(")", "after typeof's value")?;
+        of.pointers += self.pointers()?;
+        of.span = self.since(start);
+        Ok((of, below))
+    }
+
+    /// Returns the type of a value.
+    pub(super) fn type_of(&self, like: Expression) -> TypeName {
+        TypeName {
+            base: TYPEOF.to_owned(),
+            span: like.span,
+            like: Some(Box::new(like)),
+            pointers: 0,
+            elements: None,
+        }
     }
 
     /// Parses the type behind `:`. Returns one that a number can be cast to; texts and other
@@ -86,7 +122,7 @@ impl Parser<'_> {
                 self.next()?;
                 None
             }
-            false => Some(self.type_name()?),
+            false => Some(self.type_or_typeof()?.0),
         };
         let is_array = !self.elements()?.is_empty();
         Ok(of.filter(|_| !is_array))
@@ -142,8 +178,8 @@ impl Parser<'_> {
 
     /// Parses `(type)` before an operand if that comes next; otherwise nothing is read. `(x)` is a
     /// type if an operand follows and the name is neither a builtin nor a translator's input. `(x
-    /// *)` is a type, too.
-    pub(super) fn cast(&mut self) -> Parsed<Option<TypeName>> {
+    /// *)` is a type, too. Returns also the height of what is in it.
+    pub(super) fn cast(&mut self) -> Parsed<Option<(TypeName, usize)>> {
         let start = self.position();
         self.next()?;
         let TokenKind::Word(word) = self.peek()?.kind else {
@@ -155,18 +191,18 @@ impl Parser<'_> {
             self.rewind(start);
             return Ok(None);
         }
-        let name = self.type_name();
         if certain {
-            let name = self.array_of(name?)?;
+            let (name, below) = self.type_or_typeof()?;
+            let name = self.array_of(name)?;
             self.expect(")", "after the type")?;
-            return Ok(Some(name));
+            return Ok(Some((name, below)));
         }
-        if let Ok(name) = name
+        if let Ok(name) = self.type_name()
             && let Ok(name) = self.array_of(name)
             && self.eat(")")?
             && (name.pointers > 0 || self.at_operand()?)
         {
-            return Ok(Some(name));
+            return Ok(Some((name, 0)));
         }
         self.rewind(start);
         Ok(None)
@@ -343,6 +379,7 @@ impl Parser<'_> {
         });
         Ok(Some(TypeName {
             base: format!("struct {name}"),
+            like: None,
             pointers: self.pointers()?,
             elements: None,
             span,
