@@ -9,13 +9,18 @@
 # Prints seconds from the start to ssh's answer, for exotrace and for QEMU's
 # q35 and microvm, the time of a restore to ssh's first line and to a command's answer, the network's
 # throughput by passt, and that of a raw disk by fio(1) in the guest. WHAT chooses some of "network disk restore microvm".
+# With DISK=overlay that disk is an overlay, of which QEMU's keeps nothing either.
 set -u
 image=$1
 rounds=${ROUNDS:-1}
 bytes=${BYTES:-20000000}
 what=${WHAT:-network disk restore microvm}
-# The size of the disk that is measured.
+# The size of the disk that is measured, and what makes it an overlay for either.
 disk=268435456
+case ${DISK:-raw} in
+raw) overlay= snapshot=off ;;
+overlay) overlay=,overlay snapshot=on ;;
+esac
 append="root=UUID=$(cat qemu/uuid) ro console=ttyS0"
 
 . ./guest.sh
@@ -70,7 +75,7 @@ qemu() {
         -drive "if=none,id=disk,file=$image,format=qcow2,snapshot=on" \
         -netdev stream,id=net,server=off,addr.type=unix,addr.path=$sockets/passt \
         -drive if=none,id=fio,file=qemu/fio.img,format=raw,readonly=on -device virtio-blk-pci,drive=fio \
-        -drive if=none,id=scratch,file=scratch,format=raw -device virtio-blk-pci,drive=scratch \
+        -drive if=none,id=scratch,file=scratch,format=raw,snapshot=$snapshot -device virtio-blk-pci,drive=scratch \
         -device virtio-blk-pci,drive=disk -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci 2>"$name.log" &
     vmm=$!
 }
@@ -85,7 +90,7 @@ while [ $round -lt "$rounds" ]; do
     round=$((round + 1))
     start=$(now)
     exotrace run --image "$image,overlay" --net user,host=2222:22,host=5002:5002,loopback --name m --memory 768M \
-        --disk qemu/fio.img,ro --disk scratch \
+        --disk qemu/fio.img,ro --disk "scratch$overlay" \
         --serial exotrace.serial 2>exotrace.log &
     vmm=$!
     answers exotrace "$start" $vmm
@@ -100,7 +105,7 @@ while [ $round -lt "$rounds" ]; do
     for restored in 1 2 3; do
         wants restore || break
         start=$(now)
-        exotrace run --restore saved --image "$image" --disk qemu/fio.img,ro --disk scratch --net user,host=2222:22 --name r --serial null 2>restore.log &
+        exotrace run --restore saved --image "$image" --disk qemu/fio.img,ro --disk "scratch$overlay" --net user,host=2222:22 --name r --serial null 2>restore.log &
         vmm=$!
         until [ "$(busybox nc -w 5 127.0.0.1 2222 </dev/null 2>/dev/null | head -c 4)" = SSH- ]; do sleep 0.1; done
         echo "exotrace: restored, ssh's first line after $(since "$start") s"
