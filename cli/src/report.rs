@@ -4,6 +4,7 @@
 //! module only adds the name and removes line breaks. A line that the guest has begun on the same
 //! screen is ended first.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -134,14 +135,18 @@ pub fn say(message: impl fmt::Display) {
 /// Returns a guest's text without characters that move a terminal's cursor or reverse the order of
 /// text.
 pub fn printable(text: &str) -> String {
-    // Nearly all text is so. A loop without an early exit takes many bytes at a time.
+    as_printable(text).into_owned()
+}
+
+/// Returns [`printable`] text, which nearly all text is as it stands.
+pub fn as_printable(text: &str) -> Cow<'_, str> {
+    // A loop without an early exit takes many bytes at a time.
     let is_plain = |plain, byte| plain & matches!(byte, b' '..=b'~');
     if text.bytes().fold(true, is_plain) {
-        return text.to_owned();
+        return Cow::Borrowed(text);
     }
-    text.chars()
-        .map(|c| if is_obeyed(c) { '?' } else { c })
-        .collect()
+    let shown = |c| if is_obeyed(c) { '?' } else { c };
+    text.chars().map(shown).collect()
 }
 
 /// Returns lines influenced by a guest or its machine's process as [`printable`] does, but keeps

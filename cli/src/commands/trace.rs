@@ -32,7 +32,7 @@ use crate::protocol::trace::Request;
 use crate::protocol::trace::Traced;
 use crate::protocol::trace::{LONGEST_LINE, Line};
 use crate::registry::Running;
-use crate::report::{Failure, ToOutput, printable, say};
+use crate::report::{Failure, ToOutput, as_printable, printable, say};
 use crate::signals::StopSignals;
 use crate::tracing::{count_by_provider, listing, waits};
 
@@ -334,20 +334,22 @@ pub fn list(args: args::List) -> Result<(), Failure> {
         }
         return out.flush().to_output();
     }
-    for probe in &found {
-        match args.json {
-            true => writeln!(out, "{}", serde_json::to_string(probe)?).to_output()?,
-            // Names come from the guest's files.
-            false => writeln!(out, "{}", printable(&line_of(probe))).to_output()?,
+    let mut line = String::new();
+    for probe in found {
+        if args.json {
+            writeln!(out, "{}", serde_json::to_string(&probe)?).to_output()?;
+            continue;
         }
+        line.clear();
+        add_line(&mut line, &probe);
+        // Names come from the guest's files.
+        writeln!(out, "{}", as_printable(&line)).to_output()?;
     }
     out.flush().to_output()
 }
 
-/// Returns a probe as a line. There may be a hundred thousand of them.
-fn line_of(probe: &ListedProbe) -> String {
-    // Room for nearly all of them.
-    let mut line = String::with_capacity(256);
+/// Appends a probe as a line. There may be a hundred thousand of them.
+fn add_line(line: &mut String, probe: &ListedProbe) {
     line.push_str(&probe.name);
     let lists = [
         (probe.arguments.as_deref(), [" (", ")"]),
@@ -371,7 +373,6 @@ fn line_of(probe: &ListedProbe) -> String {
         line.push_str(" -> ");
         line.push_str(returns);
     }
-    line
 }
 
 /// Returns a line for each provider: its number of probes, and of those with formatted fields.
@@ -466,10 +467,12 @@ mod tests {
 
     #[test]
     fn a_line_has_what_is_known_of_a_probe() {
-        let owned = |parts: &[&str]| parts.iter().map(|part| (*part).to_owned()).collect();
+        let owned = |parts: &[&str]| -> Vec<String> {
+            parts.iter().map(|part| (*part).to_owned()).collect()
+        };
         let probe = |arguments: Option<&[&str]>, fields, returns: Option<&str>| ListedProbe {
             name: "p:m:f:n".to_owned(),
-            arguments: arguments.map(owned),
+            arguments: arguments.map(|all| owned(all).into()),
             fields: owned(fields),
             returns: returns.map(str::to_owned),
         };
@@ -482,7 +485,9 @@ mod tests {
                 "p:m:f:n (int a, char *b) {u8 c, u8 d}",
             ),
         ] {
-            assert_eq!(line_of(&probe), line);
+            let mut made = String::new();
+            add_line(&mut made, &probe);
+            assert_eq!(made, line);
         }
     }
 

@@ -11,6 +11,7 @@
 //! process may be confined to a folder of its own, the client is not.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use probes::name::ProbeName;
 use probes::probe::{Argument, Signature};
@@ -175,7 +176,7 @@ pub struct ListedProbe {
     pub name: String,
     /// The arguments as C declares them, if they are known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub arguments: Option<Vec<String>>,
+    pub arguments: Option<Arc<[String]>>,
     /// The formatted fields of a tracepoint's event as C declares them, if it has any.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub fields: Vec<String>,
@@ -188,21 +189,27 @@ impl ListedProbe {
     /// Describes a probe of this name.
     #[must_use]
     pub fn new(name: &ProbeName, signature: Option<Signature>) -> Self {
-        let argument = |a: &Argument| {
-            let space = match a.name.is_empty() || a.type_name.ends_with('*') {
-                true => "",
-                false => " ",
-            };
-            [&*a.type_name, space, &*a.name].concat()
-        };
-        let arguments = signature.as_ref();
+        let arguments = signature.as_ref().map(|of| declared(&of.arguments));
         Self {
             fields: Vec::new(),
             name: name.text(),
-            arguments: arguments.map(|s| s.arguments.iter().map(argument).collect()),
-            returns: signature.and_then(|s| s.returns),
+            arguments,
+            returns: signature.and_then(|of| of.returns),
         }
     }
+}
+
+/// Returns arguments as C declares them.
+#[must_use]
+pub fn declared(arguments: &[Argument]) -> Arc<[String]> {
+    let argument = |a: &Argument| {
+        let space = match a.name.is_empty() || a.type_name.ends_with('*') {
+            true => "",
+            false => " ",
+        };
+        [&*a.type_name, space, &*a.name].concat()
+    };
+    arguments.iter().map(argument).collect()
 }
 
 /// A machine's description of itself.

@@ -1,14 +1,20 @@
 //! The probes that a pattern stands for, as `list` shows them.
 
+use std::sync::Arc;
+
 use probes::fields::Field;
 use probes::name::ProbePattern;
+use probes::probe::Argument;
 use probes::provider::{self, Inspectable};
 
-use crate::protocol::control::ListedProbe;
+use crate::protocol::control::{ListedProbe, declared};
 use crate::protocol::error::RequestError;
 
 /// The pattern of all probes of the kernel.
 pub const ALL: &str = "*:::";
+
+/// The arguments of a function, and what declares them.
+type Declared = (Arc<[Argument]>, Arc<[String]>);
 
 /// Returns the probes of a guest that match `pattern`; those of its kernel for an empty one.
 ///
@@ -17,13 +23,23 @@ pub const ALL: &str = "*:::";
 pub fn list(guest: &dyn Inspectable, pattern: &str) -> Result<Vec<ListedProbe>, RequestError> {
     let pattern = if pattern.is_empty() { ALL } else { pattern };
     let pattern = ProbePattern::parse(pattern)?;
-    let probes = provider::find(guest, &pattern)?;
-    let listed = probes.into_iter().map(|probe| {
-        let fields = probe.fields().iter().map(Field::declaration).collect();
-        ListedProbe {
-            fields,
-            ..ListedProbe::new(&probe.name, probe.signature)
-        }
-    });
-    Ok(listed.collect())
+    let mut listed = Vec::new();
+    // A function's entry and its return, which follows it, share their arguments.
+    let mut last: Option<Declared> = None;
+    provider::find_each(guest, &pattern, &mut |probe| {
+        let arguments = probe.signature.as_ref().map(|signature| {
+            let of = &signature.arguments;
+            match &last {
+                Some((known, text)) if Arc::ptr_eq(known, of) => text.clone(),
+                _ => last.insert((of.clone(), declared(of))).1.clone(),
+            }
+        });
+        listed.push(ListedProbe {
+            name: probe.name.text(),
+            arguments,
+            fields: probe.fields().iter().map(Field::declaration).collect(),
+            returns: probe.signature.and_then(|signature| signature.returns),
+        });
+    })?;
+    Ok(listed)
 }

@@ -8,7 +8,7 @@ use introspect::system::PausedSystem;
 use vmm::machine::Handle;
 
 use super::uprobe::{self, UserMatches};
-use super::{kernel_probes, module, tracepoint, usdt, watchpoint};
+use super::{each_of_kernel, module, nearest_of_kernel, tracepoint, usdt, watchpoint};
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;
 use crate::probe::Probe;
@@ -81,29 +81,49 @@ pub fn inspect<T>(
 /// # Errors
 /// If there are none, with similar names; or if the guest's structures cannot be read.
 pub fn find(guest: &dyn Inspectable, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
+    let mut found = Vec::new();
+    find_each(guest, pattern, &mut |probe| found.push(probe))?;
+    Ok(found)
+}
+
+/// Passes the probes that [`find`] returns to `each`, one by one: a kernel has a hundred thousand.
+///
+/// # Errors
+/// As [`find`]. Some may have been passed before.
+pub fn find_each(
+    guest: &dyn Inspectable,
+    pattern: &ProbePattern,
+    each: &mut dyn FnMut(Probe),
+) -> Result<(), NotFound> {
     if uprobe::is_meant(pattern) || usdt::is_meant(pattern) {
-        return find_user(guest, pattern);
+        find_user(guest, pattern)?.into_iter().for_each(each);
+        return Ok(());
     }
     let view = guest.view();
     if watchpoint::is_meant(pattern) {
         let found = watchpoint::find(view, pattern);
-        return match found {
-            Ok(probe) => Ok(vec![probe]),
-            Err(error) => Err(NotFound::from(error.to_string())),
-        };
+        each(found.map_err(|error| NotFound::from(error.to_string()))?);
+        return Ok(());
     }
-    let mut matches = kernel_probes(view, pattern);
+    let mut any = false;
+    let mut passed = |probe| {
+        any = true;
+        each(probe);
+    };
+    each_of_kernel(view, pattern, &mut passed);
     if pattern.matches_provider(tracepoint::PROVIDER) && pattern.text.contains(':') {
-        matches.probes.extend(find_tracepoints(guest, pattern)?);
+        let found = find_tracepoints(guest, pattern)?.into_iter();
+        found.for_each(&mut passed);
     }
-    if !matches.probes.is_empty() {
-        return Ok(matches.probes);
+    if any {
+        return Ok(());
     }
     // A provider that is none of the kernel's may be a program's own.
     if usdt::may_be_meant(pattern)
         && let Ok(found) = find_user(guest, pattern)
     {
-        return Ok(found);
+        found.into_iter().for_each(each);
+        return Ok(());
     }
     let function = &pattern.function;
     let symbols = view.kernel.symbols.all_of(function);
@@ -119,7 +139,7 @@ pub fn find(guest: &dyn Inspectable, pattern: &ProbePattern) -> Result<Vec<Probe
     };
     Err(NotFound {
         message: message + &module::hint(view, pattern),
-        nearest: matches.nearest,
+        nearest: nearest_of_kernel(view, pattern),
     })
 }
 

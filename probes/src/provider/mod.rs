@@ -13,7 +13,8 @@ pub mod usdt;
 pub mod watchpoint;
 
 pub use dispatch::{
-    Inspectable, NotFound, Traceable, find, find_tracepoints, find_user, inspect, may_come,
+    Inspectable, NotFound, Traceable, find, find_each, find_tracepoints, find_user, inspect,
+    may_come,
 };
 
 use crate::kernel_view::KernelView;
@@ -37,24 +38,32 @@ pub struct Matches {
 #[must_use]
 pub fn kernel_probes(view: &KernelView, pattern: &ProbePattern) -> Matches {
     let mut found = Matches::default();
-    let mut each = |probe| found.probes.push(probe);
-    kprobe::list(view, pattern, &mut each);
-    system_calls::list(pattern, &mut each);
-    timer::list(pattern, &mut each);
-    if found.probes.is_empty() && ProbePattern::is_exact(&pattern.function) {
-        let nearest = match pattern.provider.as_str() {
-            system_calls::PROVIDER => system_calls::nearest(&pattern.function, SUGGESTIONS),
-            _ => view
-                .kernel
-                .symbols
-                .nearest_names(&pattern.function, SUGGESTIONS)
-                .into_iter()
-                .map(str::to_owned)
-                .collect(),
-        };
-        found.nearest = nearest;
+    each_of_kernel(view, pattern, &mut |probe| found.probes.push(probe));
+    if found.probes.is_empty() {
+        found.nearest = nearest_of_kernel(view, pattern);
     }
     found
+}
+
+/// Passes the probes of [`kernel_probes`] to `each`.
+fn each_of_kernel(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
+    kprobe::list(view, pattern, each);
+    system_calls::list(pattern, each);
+    timer::list(pattern, each);
+}
+
+/// Returns the names most similar to a pattern's function, best first, if it is one name.
+fn nearest_of_kernel(view: &KernelView, pattern: &ProbePattern) -> Vec<String> {
+    let function = &pattern.function;
+    if !ProbePattern::is_exact(function) {
+        return Vec::new();
+    }
+    if pattern.provider == system_calls::PROVIDER {
+        return system_calls::nearest(function, SUGGESTIONS);
+    }
+    let symbols = &view.kernel.symbols;
+    let nearest = symbols.nearest_names(function, SUGGESTIONS).into_iter();
+    nearest.map(str::to_owned).collect()
 }
 
 /// A name that is no function's.

@@ -1,5 +1,7 @@
 //! Types as C writes them.
 
+use std::borrow::Cow;
+
 use super::{Btf, Kind, TypeId};
 
 /// The maximum depth of types; deeper ones are written as `...`.
@@ -54,7 +56,7 @@ impl Btf {
         };
         match record.kind {
             Kind::Pointer => {
-                let inner = ["*", inner].concat();
+                let inner = pointer_to(inner);
                 self.write_type(out, target, &inner, depth, types_left);
             }
             Kind::Array => {
@@ -123,6 +125,15 @@ impl Btf {
 
 fn append<const COUNT: usize>(out: &mut String, parts: [&str; COUNT]) {
     parts.into_iter().for_each(|part| out.push_str(part));
+}
+
+/// Returns the text in a pointer's place, for the target around it: for nearly all, only stars.
+fn pointer_to(inner: &str) -> Cow<'_, str> {
+    const STARS: &str = "********";
+    match STARS.get(..inner.len() + 1) {
+        Some(stars) if stars.starts_with(inner) => Cow::Borrowed(stars),
+        _ => Cow::Owned(["*", inner].concat()),
+    }
 }
 
 /// Adds the parentheses that a pointer to an array or function needs.
