@@ -174,7 +174,7 @@ pub enum Function {
     Register,
     /// `join(argv [, separator])`: prints the strings of an array of pointers.
     Join,
-    /// `bswap(x)`: swaps all bytes of a number, or those of the type that it is cast to.
+    /// `bswap(x)`: swaps the bytes of a number, as many as its type has.
     ByteSwap,
     /// `ntohs(x)`, `htons(x)`.
     NetworkShort,

@@ -5,8 +5,9 @@
 //! bounded: a larger array is bytes, and a larger structure is refused.
 
 use super::RuleCompiler;
+use super::like::Width;
 use super::types::{MemoryType, Type};
-use crate::ast::{Expression, ExpressionKind, Span};
+use crate::ast::{Expression, Span};
 use crate::program::Operation;
 use crate::run::MOST_BYTES;
 
@@ -88,7 +89,7 @@ impl RuleCompiler<'_, '_> {
     /// room for.
     pub(super) fn cast_to_array(
         &mut self,
-        from: Type,
+        (from, width): (Type, Width),
         value: &Expression,
         (element, elements): (MemoryType, u64),
         span: Span,
@@ -96,18 +97,14 @@ impl RuleCompiler<'_, '_> {
         let Some((bytes, signed)) = element.number().filter(|(bytes, _)| *bytes > 0) else {
             return self.refuse(span, "a value is cast to arrays of numbers alone");
         };
-        let size = match (&value.kind, &from) {
-            (_, Type::Lvalue(thing)) => self.shared.types.size(thing),
-            (ExpressionKind::Cast { to, .. }, _) => {
-                let thing = self.named(to);
-                thing.and_then(|thing| self.shared.types.size(&thing))
-            }
-            (_, Type::Array { element, elements }) => {
+        let size = match &from {
+            Type::Lvalue(thing) => self.shared.types.size(thing),
+            Type::Array { element, elements } => {
                 let size = self.shared.types.size(element);
                 size.map(|size| size.saturating_mul(*elements))
             }
-            (_, Type::Bool) => Some(1),
-            _ => Some(8),
+            Type::Bool => Some(1),
+            _ => Some(width.bytes().into()),
         };
         let size = size.unwrap_or(8);
         let room = size / u64::from(bytes);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use probes::event::MAX_FRAMES;
 
+use super::like::Width;
 use super::types::{MemoryType, Type};
 use super::{RuleCompiler, shared_text, text_of, with};
 use crate::ast::{Call, Expression, ExpressionKind, Function, Span};
@@ -307,15 +308,10 @@ impl RuleCompiler<'_, '_> {
             Function::AddressBytes => self.address_bytes(first, span),
             Function::Register => self.register(first, span),
             Function::ByteSwap => {
-                let bytes = match first.map(|of| &of.kind) {
-                    Some(ExpressionKind::Cast { to, .. }) => {
-                        let thing = self.named(to);
-                        thing.and_then(|thing| self.shared.types.size(&thing))
-                    }
-                    _ => None,
-                };
-                let bytes = bytes.and_then(|bytes| u8::try_from(bytes).ok()).unwrap_or(8);
-                self.of_number(first, Operation::SwapBytes(bytes), Type::Number)
+                let before = self.here();
+                let found = self.number(first);
+                let width = first.map_or(Width::WHOLE, |of| self.width_of(of, &found, before));
+                self.gives(Operation::SwapBytes(width.bytes()), Type::Number)
             }
             Function::NetworkShort => self.of_number(first, Operation::SwapBytes(2), Type::Number),
             Function::NetworkLong => self.of_number(first, Operation::SwapBytes(4), Type::Number),

@@ -1,15 +1,37 @@
 //! Types that a script takes from its values: `typeof(x)` and `sizeof(x)`. The value is compiled
 //! for its type alone, and not evaluated.
 //!
-//! A number that is read from the guest or cast has a width. Another one has 64 bits: the script's
-//! variables, and the results of its operators.
+//! A number that is read from the guest or cast has a width, also in a local variable. Another one
+//! has 64 bits: one in a map, and the results of operators.
 
 use std::mem::discriminant;
 
 use super::RuleCompiler;
 use super::types::{MemoryType, Type, around, pointer};
-use crate::ast::{Expression, ExpressionKind, TypeName, UnaryOperator};
+use crate::ast::{Expression, ExpressionKind, LvalueKind, TypeName, UnaryOperator};
 use crate::program::Operation;
+
+/// The width of a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Width {
+    /// Each that it fits into, as a number in the script's text: 64 bits where nothing else counts.
+    Any,
+    /// So many bytes, and whether they have a sign.
+    Of(u8, bool),
+}
+
+impl Width {
+    /// 64 bits.
+    pub(super) const WHOLE: Self = Self::Of(8, true);
+
+    /// Returns the number of bytes.
+    pub(super) fn bytes(self) -> u8 {
+        match self {
+            Self::Any => 8,
+            Self::Of(bytes, _) => bytes,
+        }
+    }
+}
 
 impl RuleCompiler<'_, '_> {
     /// Returns the type that a script names, if there is one in the guest's memory.
@@ -24,16 +46,11 @@ impl RuleCompiler<'_, '_> {
     pub(super) fn type_alone(&mut self, of: &Expression) -> (Type, Option<MemoryType>) {
         let before = self.here();
         let found = self.expression(of);
-        let width = match self.code.last() {
-            Some(Operation::Load { bytes, signed } | Operation::Extend { bytes, signed })
-                if keeps_width(&of.kind) =>
-            {
-                (*bytes, *signed)
-            }
+        let (bytes, signed) = match self.width_of(of, &found, before) {
+            Width::Of(bytes, signed) if bytes < 8 => (bytes, signed),
             _ => (8, found != Type::Unsigned),
         };
         self.code.truncate(before);
-        let (bytes, signed) = width;
         let thing = match &found {
             Type::Lvalue(thing) => Some(thing.clone()),
             Type::Pointer(to) => Some(pointer(to.clone())),
@@ -57,6 +74,47 @@ impl RuleCompiler<'_, '_> {
             | Type::Translated { .. } => None,
         };
         (found, thing)
+    }
+
+    /// Returns the width of a number that has been compiled to the code from `before` on.
+    pub(super) fn width_of(&self, of: &Expression, found: &Type, before: usize) -> Width {
+        if !found.is_number() {
+            return Width::WHOLE;
+        }
+        let last = self.code.get(before..).and_then(<[_]>::last);
+        match (&of.kind, last) {
+            (ExpressionKind::Number(_) | ExpressionKind::Boolean(_), _) => Width::Any,
+            (ExpressionKind::Lvalue(place), _) => match &place.kind {
+                LvalueKind::Local(name) => {
+                    let local = self.locals.iter().rev().find(|local| local.name == *name);
+                    local.map_or(Width::WHOLE, |local| local.width)
+                }
+                LvalueKind::Global { .. } => Width::WHOLE,
+            },
+            (
+                ExpressionKind::Member { .. }
+                | ExpressionKind::Index { .. }
+                | ExpressionKind::Cast { .. }
+                | ExpressionKind::Builtin(_)
+                | ExpressionKind::Unary(UnaryOperator::Dereference, _),
+                Some(Operation::Load { bytes, signed } | Operation::Extend { bytes, signed }),
+            ) => Width::Of(*bytes, *signed),
+            (ExpressionKind::Call(_), Some(Operation::SwapBytes(bytes))) => {
+                Width::Of(*bytes, false)
+            }
+            _ => Width::WHOLE,
+        }
+    }
+
+    /// Gives a local variable the room for numbers of this width, too.
+    pub(super) fn widen(&mut self, name: &str, width: Width) {
+        if let Some(local) = self.locals.iter_mut().rev().find(|l| l.name == name) {
+            local.width = match (local.width, width) {
+                (Width::Any, other) | (other, Width::Any) => other,
+                (one, other) if one.bytes() < other.bytes() => other,
+                (one, _) => one,
+            };
+        }
     }
 
     /// Compiles a cast to the type of a value that is none of the guest's memory. Only another of
@@ -87,17 +145,6 @@ impl RuleCompiler<'_, '_> {
             ),
         }
     }
-}
-
-/// Checks whether the last operation of such an expression tells the width of its number.
-fn keeps_width(kind: &ExpressionKind) -> bool {
-    matches!(
-        kind,
-        ExpressionKind::Member { .. }
-            | ExpressionKind::Index { .. }
-            | ExpressionKind::Cast { .. }
-            | ExpressionKind::Unary(UnaryOperator::Dereference, _)
-    )
 }
 
 /// Returns the number of bytes of a value that is not in memory. Items of a tuple stand one behind

@@ -275,7 +275,9 @@ impl RuleCompiler<'_, '_> {
                 None => return self.no_type(to),
             },
         };
+        let before = self.here();
         let from = self.expression(value);
+        let width = self.width_of(value, &from, before);
         let is_address = matches!(from, Type::Lvalue(_));
         match thing {
             MemoryType::Pointer(to) => {
@@ -287,7 +289,7 @@ impl RuleCompiler<'_, '_> {
             }
             MemoryType::Kernel(_) | MemoryType::Own(_) if is_address => Type::Lvalue(thing),
             MemoryType::Array { element, elements } => {
-                self.cast_to_array(from, value, (*element, elements), to.span)
+                self.cast_to_array((from, width), value, (*element, elements), to.span)
             }
             MemoryType::Kernel(_) | MemoryType::Own(_) | MemoryType::Unknown => {
                 let name = match to.like {

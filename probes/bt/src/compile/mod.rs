@@ -39,6 +39,7 @@ use crate::run::MOST_BYTES;
 use crate::shape::Shape;
 use crate::time::Zone;
 use crate::value::Value;
+use like::Width;
 use types::{Type, Types};
 
 /// The number of names suggested for an unknown one.
@@ -382,6 +383,7 @@ struct Local {
     name: String,
     slot: usize,
     of: Type,
+    width: Width,
 }
 
 /// A loop that is being compiled: jumps whose targets are not known yet.

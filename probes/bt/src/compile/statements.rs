@@ -1,5 +1,6 @@
 //! Compiles statements: operations that leave nothing on the stack.
 
+use super::like::Width;
 use super::types::Type;
 use super::variables::is_histogram;
 use super::{Loop, RuleCompiler};
@@ -101,7 +102,12 @@ impl RuleCompiler<'_, '_> {
         match &place.kind {
             LvalueKind::Local(name) => {
                 let mut of = self.local_operand(name, operator, place.span);
+                let before = self.here();
                 let found = self.value(value);
+                let width = match operator {
+                    Some(_) => Width::WHOLE,
+                    None => self.width_of(value, &found, before),
+                };
                 of = match operator {
                     Some(operator) => {
                         of = self.changed(operator, of);
@@ -111,6 +117,7 @@ impl RuleCompiler<'_, '_> {
                     None => found,
                 };
                 let slot = self.local(name, of);
+                self.widen(name, width);
                 self.put(Operation::SetLocal(slot));
             }
             LvalueKind::Global { name, keys } => {

@@ -1,5 +1,6 @@
 //! Compiles variables, which live for one run of a rule or for the whole script.
 
+use super::like::Width;
 use super::types::Type;
 use super::{RuleCompiler, nearest, with};
 use crate::ast::{Aggregation, BinaryOperator, Expression, Lvalue, LvalueKind, Span};
@@ -176,6 +177,7 @@ impl RuleCompiler<'_, '_> {
             name: name.to_owned(),
             slot,
             of,
+            width: Width::Any,
         });
         slot
     }
