@@ -2,7 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Returns a bar with the label `what`. The caller sets its length and position, and clears it.
+/// Returns a bar with the label `what`. The caller tells it what is [`done`], and clears it.
 pub fn bar(what: &'static str) -> ProgressBar {
     // Draws nothing unless standard error is a terminal.
     let bar = ProgressBar::new(0).with_message(what);
@@ -11,4 +11,13 @@ pub fn bar(what: &'static str) -> ProgressBar {
         // The default style shows less.
         Err(_) => bar,
     }
+}
+
+/// Shows that `done` of `total` bytes are done.
+pub fn done(bar: &ProgressBar, done: u64, total: u64) {
+    // Both at once: it is drawn after each change.
+    bar.update(|state| {
+        state.set_len(total);
+        state.set_pos(done);
+    });
 }

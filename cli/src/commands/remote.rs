@@ -88,9 +88,8 @@ fn save(
             total,
         } = progress
         {
+            byte_progress::done(&bar, done, total);
             bar.set_message(if hashing { "hashing" } else { "saving" });
-            bar.set_length(total);
-            bar.set_position(done);
         }
     });
     bar.finish_and_clear();
@@ -128,10 +127,7 @@ fn verify(folder: &Path) -> Result<(), Failure> {
 /// If one is damaged.
 pub(super) fn report_damage(folder: &Path, memory: &SavedMemory) -> Result<(), Failure> {
     let bar = byte_progress::bar("checking");
-    let damaged = memory.verify(|done, all| {
-        bar.set_length(all);
-        bar.set_position(done);
-    });
+    let damaged = memory.verify(|done, all| byte_progress::done(&bar, done, all));
     bar.finish_and_clear();
     for piece in &damaged {
         say(format_args!("{}/memory: {piece}", folder.display()));
