@@ -175,6 +175,8 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
         lines: _,
         notes: _,
         stack_form: _,
+        // Its one probe has to exist.
+        missing_probes: _,
     } = script.map_err(|found| {
         let messages = found.into_iter().map(|diagnostic| diagnostic.message);
         let messages = messages.collect::<Vec<_>>().join("; ");

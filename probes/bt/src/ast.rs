@@ -10,7 +10,7 @@ mod iteration;
 mod words;
 
 pub use iteration::Iteration;
-pub use words::{BinaryOperator, Builtin, Function, TypeTest, UnaryOperator};
+pub use words::{BinaryOperator, Builtin, Function, MissingProbes, TypeTest, UnaryOperator};
 
 use crate::value::StackForm;
 
@@ -66,6 +66,8 @@ pub struct Script {
     pub map_sizes: Vec<MapSize>,
     /// The form in which stacks are shown (`config = { stack_mode = perf }`).
     pub stack_form: StackForm,
+    /// What becomes of probes that do not exist (`config = { missing_probes = warn }`).
+    pub missing_probes: MissingProbes,
     /// Set if the maps are not printed at the end (`config = { print_maps_on_exit = 0 }`).
     pub omits_maps: bool,
     /// The greatest number of entries of a map (`config = { max_map_keys = 100 }`).

@@ -1,6 +1,20 @@
 //! The operators, builtins and functions of the language, as the tree has them.
 //! Their spelling stands in `names`.
 
+/// What becomes of a script's probes that do not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MissingProbes {
+    /// They are reported, and an error where a rule has no other.
+    #[default]
+    Alternatives,
+    /// Each is an error.
+    Error,
+    /// They are reported, and an error only where the script has no other.
+    Warn,
+    /// They are an error only where the script has no other.
+    Ignore,
+}
+
 /// Operators with one operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UnaryOperator {

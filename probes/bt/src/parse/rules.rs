@@ -2,7 +2,7 @@
 
 use super::timers::{event, timer};
 use super::{Parsed, Parser};
-use crate::ast::{MapSize, ProbeKind, ProbeSpec, Rule, Script};
+use crate::ast::{MapSize, MissingProbes, ProbeKind, ProbeSpec, Rule, Script};
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::{Token, TokenKind};
 use crate::names;
@@ -162,6 +162,7 @@ impl Parser<'_> {
                 PRINT_MAPS => script.omits_maps = is_off,
                 "max_map_keys" => script.most_entries = number.filter(|most| *most > 0),
                 "stack_mode" => script.stack_form = self.stack_form(token)?,
+                "missing_probes" => script.missing_probes = self.missing_probes(token)?,
                 "max_strlen" => script.longest_text = number.filter(|most| *most > 0),
                 _ => {
                     let message = format!("{known} changes nothing here");
@@ -174,16 +175,34 @@ impl Parser<'_> {
 
     /// Returns the form of stacks that the word or string after `stack_mode =` names.
     fn stack_form(&self, token: Token<'_>) -> Parsed<StackForm> {
-        let mode = match token.kind {
-            TokenKind::Word(word) => word.as_bytes().to_vec(),
-            TokenKind::Text => self.lexer.text_value(token.span)?,
-            _ => Vec::new(),
-        };
+        let mode = self.word_or_text(token)?;
         let found = std::str::from_utf8(&mode).ok().and_then(names::stack_form);
         found.ok_or_else(|| {
             let message = "stacks are shown in the modes bpftrace, perf and raw";
             Diagnostic::new(token.span, message)
         })
+    }
+
+    /// Returns what the word or string after `missing_probes =` asks for.
+    fn missing_probes(&self, token: Token<'_>) -> Parsed<MissingProbes> {
+        match self.word_or_text(token)?.as_slice() {
+            b"error" => Ok(MissingProbes::Error),
+            b"warn" => Ok(MissingProbes::Warn),
+            b"ignore" => Ok(MissingProbes::Ignore),
+            _ => {
+                let message = "missing_probes is one of error, warn and ignore";
+                Err(Diagnostic::new(token.span, message))
+            }
+        }
+    }
+
+    /// Returns the text of a word or string; none of another token.
+    fn word_or_text(&self, token: Token<'_>) -> Parsed<Vec<u8>> {
+        match token.kind {
+            TokenKind::Word(word) => Ok(word.as_bytes().to_vec()),
+            TokenKind::Text => self.lexer.text_value(token.span),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Parses `let @x = hash(100);`.

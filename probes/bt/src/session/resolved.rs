@@ -7,7 +7,7 @@ use probes::probe::Probe;
 use probes::provider::module;
 
 use super::prepared::{Finder, NotFound};
-use crate::ast::{Dialect, ProbeKind, Rule, Script};
+use crate::ast::{Dialect, MissingProbes, ProbeKind, Rule, Script};
 use crate::compile::ProbeKindInfo;
 use crate::compile::places::asks_for_number;
 use crate::diagnostic::Diagnostic;
@@ -31,18 +31,18 @@ pub(super) fn of_modules(resolved: &Resolved<'_>) -> Vec<ProbePattern> {
     named
 }
 
-/// Finds the probes of a script's patterns. Also returns messages about probes that do not exist,
-/// of rules that have others.
+/// Finds the probes of a script's patterns. Also returns messages about probes that do not exist.
 ///
 /// # Errors
-/// The rules of which no probe exists.
+/// Probes that do not exist, where the script needs them: see [`MissingProbes`].
 pub(super) fn resolve<'s>(
     script: &'s Script,
     finder: &dyn Finder,
     dialect: Dialect,
 ) -> Result<(Resolved<'s>, Vec<String>), Vec<Diagnostic>> {
     let mut resolved = Resolved::new();
-    let (mut wrong, mut missing) = (Vec::new(), Vec::new());
+    let (mut wrong, mut missing, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+    let mut any = false;
     for rule in &script.rules {
         let (mut found, mut none) = (0, Vec::new());
         for spec in &rule.probes {
@@ -66,11 +66,22 @@ pub(super) fn resolve<'s>(
                 }),
             }
         }
-        // The probes of a rule are alternatives: names differ between kernels.
-        match found > 0 && dialect == Dialect::Normal {
-            true => missing.extend(none.into_iter().map(|none| none.message)),
-            false => wrong.extend(none),
+        any |= found > 0;
+        match script.missing_probes {
+            MissingProbes::Warn => {
+                missing.extend(none.iter().map(|none| none.message.clone()));
+                left_out.extend(none);
+            }
+            MissingProbes::Ignore => left_out.extend(none),
+            // The probes of a rule are alternatives: names differ between kernels.
+            MissingProbes::Alternatives if found > 0 && dialect == Dialect::Normal => {
+                missing.extend(none.into_iter().map(|none| none.message));
+            }
+            MissingProbes::Alternatives | MissingProbes::Error => wrong.extend(none),
         }
+    }
+    if !any {
+        wrong.extend(left_out);
     }
     match wrong.is_empty() {
         true => Ok((resolved, missing)),
@@ -159,6 +170,22 @@ mod tests {
             ),
             ("kprobe:not, kprobe:neither { }", Err(2)),
             ("kprobe:there { } kprobe:not { }", Err(1)),
+            (
+                "config = { missing_probes = error } kprobe:there, kprobe:not { }",
+                Err(1),
+            ),
+            (
+                "config = { missing_probes = warn } kprobe:there { } kprobe:not { }",
+                Ok(vec!["no probe kprobe:not"]),
+            ),
+            (
+                "config = { missing_probes = \"ignore\" } BEGIN { } kprobe:not { }",
+                Ok(vec![]),
+            ),
+            (
+                "config = { missing_probes = ignore } kprobe:not { }",
+                Err(1),
+            ),
         ] {
             let script = parse(rules.as_bytes(), Dialect::Normal).unwrap();
             let found = resolve(&script, &OneFunction, Dialect::Normal);
