@@ -66,7 +66,7 @@ pub struct Script {
     pub map_sizes: Vec<MapSize>,
     /// The form in which stacks are shown (`config = { stack_mode = perf }`).
     pub stack_form: StackForm,
-    /// What becomes of probes that do not exist (`config = { missing_probes = warn }`).
+    /// The handling of probes that do not exist (`config = { missing_probes = warn }`).
     pub missing_probes: MissingProbes,
     /// Set if the maps are not printed at the end (`config = { print_maps_on_exit = 0 }`).
     pub omits_maps: bool,

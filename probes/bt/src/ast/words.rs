@@ -1,7 +1,7 @@
 //! The operators, builtins and functions of the language, as the tree has them.
 //! Their spelling stands in `names`.
 
-/// What becomes of a script's probes that do not exist.
+/// The handling of a script's probes that do not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MissingProbes {
     /// They are reported, and an error where a rule has no other.

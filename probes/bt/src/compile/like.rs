@@ -106,7 +106,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// Gives a local variable the room for numbers of this width, too.
+    /// Widens a local variable to numbers of this width.
     pub(super) fn widen(&mut self, name: &str, width: Width) {
         if let Some(local) = self.locals.iter_mut().rev().find(|l| l.name == name) {
             local.width = match (local.width, width) {

@@ -11,7 +11,7 @@ use crate::lex::normal::TokenKind;
 use crate::names;
 
 /// The greatest number of arguments of a call, keys of a map and items of a tuple.
-const MOST_ITEMS: usize = 64;
+pub(super) const MOST_ITEMS: usize = 64;
 
 /// Makes an expression on top of others, of which the highest has `below` levels.
 pub(super) fn node(kind: ExpressionKind, span: Span, below: usize) -> Parsed<Tall> {
@@ -497,61 +497,6 @@ impl Parser<'_> {
             },
         };
         node(kind, self.since(span), 0).map(Some)
-    }
-
-    /// Parses `sizeof(type)` and `sizeof(expression)`.
-    fn size_of(&mut self) -> Parsed<Tall> {
-        let start = self.next()?.span;
-        self.expect("(", "after sizeof")?;
-        let (kind, below) = if self.at_type()? {
-            let (of, below) = self.type_or_typeof()?;
-            let of = self.array_of(of)?;
-            match of.like {
-                Some(like) if of.pointers == 0 && of.elements.is_none() => {
-                    (ExpressionKind::SizeOfValue(like), below)
-                }
-                _ => (ExpressionKind::SizeOfType(of), below),
-            }
-        } else {
-            let of = self.inside(Self::tall)?;
-            (
-                ExpressionKind::SizeOfValue(Box::new(of.expression)),
-                of.height,
-            )
-        };
-        self.expect(")", "after sizeof's type")?;
-        node(kind, self.since(start), below)
-    }
-
-    /// Parses `offsetof(type, member.member)` and `offsetof(expression, member)`.
-    fn offset_of(&mut self) -> Parsed<Tall> {
-        let start = self.next()?.span;
-        self.expect("(", "after offsetof")?;
-        let (of, below) = match self.at_type()? {
-            true => self.type_or_typeof()?,
-            false => {
-                let of = self.inside(Self::tall)?;
-                (self.type_of(of.expression), of.height)
-            }
-        };
-        self.expect(",", "after offsetof's type")?;
-        let mut members = Vec::new();
-        loop {
-            members.push(self.expect_word("a member's name")?.0.to_owned());
-            if members.len() > MOST_ITEMS {
-                let message = format!("more than {MOST_ITEMS} members");
-                return Err(Diagnostic::new(self.last, message));
-            }
-            if !self.eat(".")? {
-                break;
-            }
-        }
-        self.expect(")", "after offsetof's member")?;
-        node(
-            ExpressionKind::OffsetOf { of, members },
-            self.since(start),
-            below,
-        )
     }
 }
 

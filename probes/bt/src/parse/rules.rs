@@ -183,7 +183,7 @@ impl Parser<'_> {
         })
     }
 
-    /// Returns what the word or string after `missing_probes =` asks for.
+    /// Returns the handling that the word or string after `missing_probes =` names.
     fn missing_probes(&self, token: Token<'_>) -> Parsed<MissingProbes> {
         match self.word_or_text(token)?.as_slice() {
             b"error" => Ok(MissingProbes::Error),

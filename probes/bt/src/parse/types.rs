@@ -1,7 +1,9 @@
-//! Parses names of types, and structures.
+//! Parses names of types, `sizeof` and `offsetof`, and structures.
 
+use super::expressions::{MOST_ITEMS, node};
+use super::tree::Tall;
 use super::{Parsed, Parser};
-use crate::ast::{Expression, Span, Structure, StructureMember, TypeName};
+use crate::ast::{Expression, ExpressionKind, Span, Structure, StructureMember, TypeName};
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::TokenKind;
 use crate::names;
@@ -108,6 +110,61 @@ impl Parser<'_> {
             pointers: 0,
             elements: None,
         }
+    }
+
+    /// Parses `sizeof(type)` and `sizeof(expression)`.
+    pub(super) fn size_of(&mut self) -> Parsed<Tall> {
+        let start = self.next()?.span;
+        self.expect("(", "after sizeof")?;
+        let (kind, below) = if self.at_type()? {
+            let (of, below) = self.type_or_typeof()?;
+            let of = self.array_of(of)?;
+            match of.like {
+                Some(like) if of.pointers == 0 && of.elements.is_none() => {
+                    (ExpressionKind::SizeOfValue(like), below)
+                }
+                _ => (ExpressionKind::SizeOfType(of), below),
+            }
+        } else {
+            let of = self.inside(Self::tall)?;
+            (
+                ExpressionKind::SizeOfValue(Box::new(of.expression)),
+                of.height,
+            )
+        };
+        self.expect(")", "after sizeof's type")?;
+        node(kind, self.since(start), below)
+    }
+
+    /// Parses `offsetof(type, member.member)` and `offsetof(expression, member)`.
+    pub(super) fn offset_of(&mut self) -> Parsed<Tall> {
+        let start = self.next()?.span;
+        self.expect("(", "after offsetof")?;
+        let (of, below) = match self.at_type()? {
+            true => self.type_or_typeof()?,
+            false => {
+                let of = self.inside(Self::tall)?;
+                (self.type_of(of.expression), of.height)
+            }
+        };
+        self.expect(",", "after offsetof's type")?;
+        let mut members = Vec::new();
+        loop {
+            members.push(self.expect_word("a member's name")?.0.to_owned());
+            if members.len() > MOST_ITEMS {
+                let message = format!("more than {MOST_ITEMS} members");
+                return Err(Diagnostic::new(self.last, message));
+            }
+            if !self.eat(".")? {
+                break;
+            }
+        }
+        self.expect(")", "after offsetof's member")?;
+        node(
+            ExpressionKind::OffsetOf { of, members },
+            self.since(start),
+            below,
+        )
     }
 
     /// Parses the type behind `:`. Returns one that a number can be cast to; texts and other
