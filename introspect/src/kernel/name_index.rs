@@ -32,11 +32,52 @@ impl NameIndexBuilder {
     }
 
     /// Appends the index to `out`: [`KEY`] bytes for each name.
-    pub(super) fn write(mut self, out: &mut Vec<u8>) {
-        self.keys.sort_unstable();
+    pub(super) fn write(self, out: &mut Vec<u8>) {
         out.reserve_exact(self.keys.len() * KEY);
-        out.extend(self.keys.iter().flat_map(|key| key.to_le_bytes()));
+        let sorted = sorted(&self.keys);
+        out.extend(sorted.iter().flat_map(|key| key.to_le_bytes()));
     }
+}
+
+/// The upper bits of a hash by which keys are put into buckets.
+const BUCKET_BITS: u32 = 16;
+
+/// Returns keys in ascending order. Hashes are spread evenly: a kernel's quarter of a million names
+/// come four to a bucket, which takes a fifth of the instructions of sorting them all.
+fn sorted(keys: &[u64]) -> Vec<u64> {
+    let bucket = |key: u64| (key >> (u64::BITS - BUCKET_BITS)) as usize;
+    // The place of each bucket's next key.
+    let mut next = vec![0; (1 << BUCKET_BITS) + 1];
+    for key in keys {
+        if let Some(count) = next.get_mut(bucket(*key) + 1) {
+            *count += 1;
+        }
+    }
+    let mut before = 0;
+    for start in &mut next {
+        before += *start;
+        *start = before;
+    }
+    let mut sorted = vec![0; keys.len()];
+    for key in keys {
+        let place = next.get_mut(bucket(*key));
+        if let Some(place) = place
+            && let Some(slot) = sorted.get_mut(*place)
+        {
+            *slot = *key;
+            *place += 1;
+        }
+    }
+    // Each is behind its bucket's last key now. A guest may choose names of one hash: they are
+    // sorted as fast as any others.
+    let mut start = 0;
+    for end in next {
+        if let Some(bucket) = sorted.get_mut(start..end) {
+            bucket.sort_unstable();
+        }
+        start = start.max(end);
+    }
+    sorted
 }
 
 /// Names by their hash: keys in ascending order.
@@ -75,4 +116,24 @@ fn hash(name: &[u8]) -> u64 {
         (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
     });
     u64::from(hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_sorted_however_their_hashes_are_spread() {
+        let spread = |n: u64| hash(&n.to_le_bytes()) << 32 | n;
+        let one = |n: u64| 0xabcd_0000_0000_0000 | (n * 7919 % 5000);
+        let ends = |n: u64| if n.is_multiple_of(2) { u64::MAX - n } else { n };
+        for key in [&spread as &dyn Fn(u64) -> u64, &one, &ends] {
+            for count in [0, 1, 2, 5000] {
+                let keys: Vec<u64> = (0..count).map(key).collect();
+                let mut expected = keys.clone();
+                expected.sort_unstable();
+                assert!(sorted(&keys) == expected, "{count}");
+            }
+        }
+    }
 }
