@@ -4,9 +4,9 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use bt::ast::ProbeKind;
-use bt::differences;
+use bt::ast::{Expression, ExpressionKind, Function, ProbeKind, Script};
 use bt::library::{SCRIPTS, about};
+use bt::{differences, walk};
 
 use super::exporting::Exports;
 #[cfg(not(feature = "export"))]
@@ -204,13 +204,8 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let needs_guest = script
-        .rules
-        .iter()
-        .flat_map(|rule| &rule.probes)
-        .any(|spec| !matches!(spec.kind, ProbeKind::Begin | ProbeKind::End));
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
-    if !needs_guest {
+    if !needs_guest(&script) {
         if let [wrong, ..] = *args.exports.given() {
             let wrong = format!("{wrong}: not for a script without probes");
             return Err(Failure::Usage(wrong));
@@ -238,6 +233,21 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
     let (lines, _signals) = start(&machine, &Command::Script(request), args.duration)?;
     let output = kept_output(file.as_mut())?;
     follow(lines, output, exports, args.verbose > 0)
+}
+
+/// Checks whether a script has rules for a guest, or reads files of it.
+fn needs_guest(script: &Script) -> bool {
+    let mut specs = script.rules.iter().flat_map(|rule| &rule.probes);
+    let mut reads_files = false;
+    let mut each = |expression: &Expression| {
+        if let ExpressionKind::Call(call) = &expression.kind {
+            reads_files |= call.function == Function::Cat;
+        }
+    };
+    for rule in &script.rules {
+        walk::of_rule(rule, &mut |outer| walk::below(outer, &mut each));
+    }
+    reads_files || specs.any(|spec| !matches!(spec.kind, ProbeKind::Begin | ProbeKind::End))
 }
 
 /// Prints the output until the machine ends the script.

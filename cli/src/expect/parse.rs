@@ -172,6 +172,7 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
         omits_maps: _,
         most_entries: _,
         longest_text: _,
+        longest_file: _,
         lines: _,
         notes: _,
         stack_form: _,

@@ -5,6 +5,7 @@
 //! about its kernel are found at the first request and kept.
 
 mod container;
+mod files;
 mod find;
 mod inspected;
 mod processes;

@@ -35,6 +35,10 @@ use names::GuestNames;
 /// The rate in Hz of the clock of a script that has no hits.
 const NANOSECONDS: u64 = 1_000_000_000;
 
+/// The number of bytes of one output behind which no file is printed: the guest may hit many probes
+/// before its output is taken.
+const MOST_AT_ONCE: usize = 32 << 20;
+
 /// Rendered output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rendered {
@@ -372,7 +376,23 @@ fn run_prepared(
 fn rendered(outputs: &[Output], form: Form, dialect: Dialect, names: &dyn Names) -> Rendered {
     let mut rendered = Rendered::default();
     for output in outputs {
-        render(output, form, dialect, names, &mut rendered);
+        let Output::File { path, .. } = output else {
+            render(output, form, dialect, names, &mut rendered);
+            continue;
+        };
+        let path = path.bytes(names);
+        let lost = match rendered.out.len() > MOST_AT_ONCE {
+            true => Some(format!("more than {MOST_AT_ONCE} bytes of output at once")),
+            false => {
+                render(output, form, dialect, names, &mut rendered);
+                names.file(&path).lost
+            }
+        };
+        if let Some(reason) = lost {
+            let path = String::from_utf8_lossy(&path);
+            let line = format!("cat {path}: {reason}\n");
+            rendered.err.extend(line.bytes());
+        }
     }
     rendered
 }

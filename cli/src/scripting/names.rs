@@ -1,7 +1,8 @@
 //! Names of the addresses in a script's output.
 //!
 //! Names of programs' functions, and of code that the kernel generates for BPF, are read from the
-//! guest, which is paused for it: all those of one output together, each once.
+//! guest, which is paused for it: all those of one output together, each once. So are the files
+//! that `cat()` prints.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bt::maps::{MapSnapshot, Reading};
 use bt::render::Output;
-use bt::value::{Names, Value};
+use bt::value::{FileBytes, Names, Value};
 use probes::kernel_view::KernelView;
 
 use crate::inspection::Inspection;
@@ -30,6 +31,8 @@ pub(super) struct GuestNames {
     user: HashMap<(u32, u64), String>,
     /// The names of addresses that are neither the kernel's nor a module's.
     generated: HashMap<u64, String>,
+    /// The files of the last outputs.
+    files: HashMap<Vec<u8>, FileBytes>,
     /// The time of the oldest look-up.
     since: Instant,
 }
@@ -40,11 +43,13 @@ impl GuestNames {
             view,
             user: HashMap::new(),
             generated: HashMap::new(),
+            files: HashMap::new(),
             since: Instant::now(),
         }
     }
 
-    /// Looks up the names of programs' functions and of BPF programs in `outputs`.
+    /// Looks up the names of programs' functions and of BPF programs in `outputs`, and reads the
+    /// files.
     pub(super) fn prepare(&mut self, guest: &Inspection<'_>, outputs: &[Output]) {
         let mut wanted: HashMap<Option<u32>, Vec<u64>> = HashMap::new();
         let known = self.user.len() + self.generated.len();
@@ -73,6 +78,11 @@ impl GuestNames {
                         .iter()
                         .for_each(|value| addresses(value, &mut each));
                 }
+                Output::File { path, .. } => {
+                    path.arguments
+                        .iter()
+                        .for_each(|value| addresses(value, &mut each));
+                }
                 Output::Print(value) => addresses(value, &mut each),
                 Output::Map { snapshot, .. } => of_map(snapshot, &mut each),
                 Output::Time { .. }
@@ -89,6 +99,19 @@ impl GuestNames {
                 None => self.look_up_generated(guest, &addresses),
             }
         }
+        self.files = guest.files(self.paths(outputs));
+    }
+
+    /// Returns the paths of the files in `outputs`, each with the number of its bytes.
+    fn paths(&self, outputs: &[Output]) -> HashMap<Vec<u8>, usize> {
+        let mut paths = HashMap::new();
+        for output in outputs {
+            if let Output::File { path, most } = output {
+                let wanted = paths.entry(path.bytes(self)).or_default();
+                *wanted = (*most).max(*wanted);
+            }
+        }
+        paths
     }
 
     /// Looks up names in a process. One that has ended has none: its addresses are shown.
@@ -144,6 +167,10 @@ impl Names for GuestNames {
     fn user(&self, pid: u32, address: u64) -> String {
         let known = self.user.get(&(pid, address)).cloned();
         known.unwrap_or_else(|| format!("{address:#x}"))
+    }
+
+    fn file(&self, path: &[u8]) -> FileBytes {
+        self.files.get(path).cloned().unwrap_or_default()
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod containers;
 mod generated_code;
+mod guest_files;
 mod maps;
 mod modules;
 mod object_symbols;
@@ -23,6 +24,7 @@ mod tests;
 mod text_files;
 mod user_objects;
 
+pub use guest_files::{GuestFile, GuestFileError};
 pub use maps::{Maps, NamedArea};
 pub use process_files::{Floating, ProcessFile};
 pub use processes::Program;
@@ -41,6 +43,7 @@ use crate::kernel::cgroup::CgroupLayout;
 use crate::kernel::credentials::CredentialsLayout;
 use crate::kernel::files::FilesLayout;
 use crate::kernel::fpu::FpuLayout;
+use crate::kernel::load::LoadLayout;
 use crate::kernel::module_readers::ModuleReaders;
 use crate::kernel::namespaces::NamespaceLayout;
 use crate::kernel::page_cache::PageCacheLayout;
@@ -100,6 +103,7 @@ pub struct System {
     vdso: Part<VdsoLayout>,
     /// The module readers. `None` in a kernel that cannot load modules.
     modules: Part<Option<ModuleReaders>>,
+    load: Part<LoadLayout>,
     /// `None` in a kernel without BPF.
     bpf: Option<BpfSymbolsLayout>,
     unwinder: Part<KernelUnwinder>,
@@ -147,6 +151,7 @@ impl System {
             stored_inodes: types.ok().and_then(|btf| StoredInodeLayout::new(btf).ok()),
             vdso: part("the vdso", types, VdsoLayout::new),
             modules: part("modules", types, |btf| ModuleReaders::new(btf, &symbols)),
+            load: part("the load", types, |btf| LoadLayout::new(btf, &symbols)),
             bpf: types
                 .ok()
                 .and_then(|btf| BpfSymbolsLayout::new(btf, &symbols)),
@@ -192,6 +197,7 @@ impl System {
             self.page_cache.as_ref().err(),
             self.vdso.as_ref().err(),
             self.modules.as_ref().err(),
+            self.load.as_ref().err(),
             self.unwinder.as_ref().err(),
         ]
         .into_iter()

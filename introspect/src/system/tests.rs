@@ -81,6 +81,7 @@ fn a_kernel_without_types_names_each_question_that_it_leaves_open() {
             "the page cache",
             "the vdso",
             "modules",
+            "the load",
             "kernel stacks",
         ];
         assert_eq!(lost, expected);

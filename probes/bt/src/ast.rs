@@ -74,6 +74,9 @@ pub struct Script {
     pub most_entries: Option<usize>,
     /// The greatest number of bytes of a text (`config = { max_strlen = 200 }`).
     pub longest_text: Option<usize>,
+    /// The greatest number of bytes of a file that `cat()` prints (`config = { max_cat_bytes = 100
+    /// }`).
+    pub longest_file: Option<usize>,
 }
 
 impl Script {

@@ -269,6 +269,12 @@ pub(crate) enum Emission {
         /// The shapes of the values; those that are missing are plain.
         shapes: Vec<Shape>,
     },
+    /// The values are formatted to the path of a file, of which `most` bytes are printed.
+    File {
+        format: Arc<Format>,
+        shapes: Vec<Shape>,
+        most: usize,
+    },
     /// The only value is printed.
     Print { shape: Shape },
     /// The values are joined.

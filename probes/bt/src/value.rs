@@ -137,12 +137,36 @@ fn fits(values: &[Value], levels: usize, room: &mut usize) -> bool {
     })
 }
 
-/// Names for the addresses in values.
+/// Names for the addresses in values, and the files that paths name.
 pub trait Names {
     /// Names a kernel address: `name`, `name+0x10`, or `0xffffffff81000000` if it has none.
     fn kernel(&self, address: u64) -> String;
     /// Names a process's address in the same way.
     fn user(&self, pid: u32, address: u64) -> String;
+    /// Returns a file of the guest.
+    fn file(&self, _path: &[u8]) -> FileBytes {
+        FileBytes {
+            bytes: Vec::new(),
+            lost: Some("there is no guest".to_owned()),
+        }
+    }
+}
+
+/// The bytes of a file of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FileBytes {
+    /// The first bytes, as far as they are wanted and could be read.
+    pub bytes: Vec<u8>,
+    /// The reason why some of those that are wanted could not be read.
+    pub lost: Option<String>,
+}
+
+impl FileBytes {
+    /// Checks whether nothing could be read.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.bytes.is_empty() && self.lost.is_some()
+    }
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ use crate::subject::{
     read_pages, unpatched,
 };
 
-/// The largest number of bytes of arguments that are shown.
-const MAX_ARGUMENTS: usize = 4096;
+/// The largest number of bytes of arguments, and of an environment, that are shown.
+const MAX_TEXT: usize = 4096;
 
 /// The flags that a program sets itself: CF, PF, AF, ZF, SF, TF, DF, OF, NT, AC.
 const USER_FLAGS: u64 = 0x44dd5;
@@ -90,20 +90,14 @@ impl<'g> Process<'g> {
         })
     }
 
-    /// Returns the mappings as `/proc/PID/maps` has them.
-    fn maps(&self) -> Result<String, DebugError> {
-        self.ask(|look, task| {
-            let areas = areas_of(look, task);
-            areas.iter().map(line).collect()
-        })
-    }
-
-    /// Returns the arguments, each with a NUL behind it.
-    fn arguments(&self, most: usize) -> Result<Vec<u8>, DebugError> {
-        self.ask(|look, task| {
-            let program = look.program(task, most)?.and_then(Result::ok);
-            Ok(program.map_or_else(Vec::new, |program| program.arguments.bytes))
-        })?
+    /// Returns the text of a file of `/proc/PID`, or `None` for one that is not known.
+    fn text(&self, name: &[u8]) -> Result<Option<Vec<u8>>, DebugError> {
+        let most = match name {
+            // It ends with the mappings.
+            b"maps" => usize::MAX,
+            _ => MAX_TEXT,
+        };
+        self.ask(|look, task| Ok(look.process_text(task, name, most)?))?
     }
 
     /// Asks of the file at a path of the process: one that it has mapped, or one that was used
@@ -303,16 +297,13 @@ impl Subject for Process<'_> {
     }
 
     fn open(&self, path: &[u8]) -> Result<Option<File>, DebugError> {
-        let text = match of_proc(path) {
-            Some(b"maps") => self.maps()?.into_bytes(),
-            Some(b"cmdline") => self.arguments(MAX_ARGUMENTS)?,
-            Some(b"auxv") => self.auxiliary_vector()?,
-            _ => {
-                let size = self.with_file(path, |file| file.file.size)?;
-                return Ok(size.map(|size| File::Cached(path.to_vec(), size)));
-            }
-        };
-        Ok(Some(File::Text(text)))
+        if let Some(name) = of_proc(path)
+            && let Some(text) = self.text(name)?
+        {
+            return Ok(Some(File::Text(text)));
+        }
+        let size = self.with_file(path, |file| file.file.size)?;
+        Ok(size.map(|size| File::Cached(path.to_vec(), size)))
     }
 
     fn link(&self, path: &[u8]) -> Option<Vec<u8>> {
@@ -334,22 +325,6 @@ fn cached<'s>(look: &PausedSystem<'s>, area: &Vma) -> Option<ProcessFile<'s>> {
     let layout = look.system().page_cache().ok()?;
     let file = layout.open_file(look.kernel(), area.file?).ok()?;
     Some(ProcessFile::new(*look, file))
-}
-
-/// Returns a line of `/proc/PID/maps` (proc_pid_maps(5)).
-fn line(area: &NamedArea) -> String {
-    let permissions = area.area.flags.permissions();
-    let offset = area.area.file.map_or(0, |_| area.area.file_offset);
-    format!(
-        "{:08x}-{:08x} {} {offset:08x} {:02x}:{:02x} {} {}\n",
-        area.area.start,
-        area.area.end,
-        String::from_utf8_lossy(&permissions),
-        area.file.major,
-        area.file.minor,
-        area.file.inode,
-        String::from_utf8_lossy(&area.name),
-    )
 }
 
 /// Returns the name below `/proc/PID` or `/proc/PID/task/TID`, whatever the numbers: the client

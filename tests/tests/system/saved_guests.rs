@@ -108,6 +108,7 @@ fn a_snapshot_a_core_file_and_bare_memory_say_what_the_machine_says() {
     for line in [
         format!("maps -p {pid}"),
         format!("stack -p {pid}"),
+        format!(r#"trace -e BEGIN{{cat("/proc/version");cat("/proc/%d/maps",{pid});cat("/init");}}"#),
         "sym vfs_read init_task".to_owned(),
         "list kprobe:vfs_read".to_owned(),
         "list syscall::read:".to_owned(),

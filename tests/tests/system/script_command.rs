@@ -75,6 +75,64 @@ kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }
     guest.stop();
 }
 
+/// The message of a script that has no probes but BEGIN.
+const ATTACHED: &str = "exotrace: attached 0 probes\n";
+
+#[test]
+fn files_of_the_guest_are_printed_as_the_guest_prints_them() {
+    let host = host!();
+    let mut guest = Watched::new(host);
+    let own = guest.run("echo $$").trim().to_owned();
+    guest.run("mkdir /tmp/of && echo first > /tmp/of/one && ln -s of/one /tmp/link");
+    for path in [
+        "/tmp/of/one",
+        "/tmp/link",
+        "/proc/version",
+        "/proc/cmdline",
+        &format!("/proc/{own}/comm"),
+        &format!("/proc/{own}/cmdline"),
+        &format!("/proc/{own}/environ"),
+        &format!("/proc/{own}/maps"),
+    ] {
+        let guests = guest.run(&format!("tr '\\0' ' ' < {path}"));
+        let script = format!(r#"BEGIN {{ cat("%s", "{path}"); }}"#);
+        let ended = guest.ask(&["trace", "-e", &script]);
+        let printed = ended.stdout.replace('\0', " ");
+        assert_eq!(
+            (ended.status, printed.trim(), ended.stderr.as_str()),
+            (0, guests.trim(), ATTACHED),
+            "{path}"
+        );
+    }
+
+    // Averages change, and the kernel may have begun threads.
+    let load = guest.ask(&["trace", "-e", r#"BEGIN { cat("/proc/loadavg"); }"#]);
+    let words: Vec<&str> = load.stdout.split_whitespace().collect();
+    let [one, five, fifteen, tasks, last] = words.as_slice() else {
+        panic!("{load:?}");
+    };
+    let averages = [one, five, fifteen].map(|average| average.parse::<f64>());
+    assert!(averages.iter().all(Result::is_ok), "{load:?}");
+    let tasks = tasks.split_once('/').map_or("", |(_, all)| all);
+    let number = |text: &str| text.parse::<u32>().unwrap_or_default();
+    assert!(
+        number(tasks) > 10 && number(last) >= number(&own),
+        "{load:?}"
+    );
+
+    let script = r#"config = { max_cat_bytes = 3 } BEGIN { cat("/tmp/of/one"); cat("/tmp/of/none"); cat("/proc/1/fd"); }"#;
+    let told = "\
+cat /tmp/of/none: not in the guest's memory, which has only files that were used lately
+cat /proc/1/fd: of /proc only loadavg, version, cmdline, and of a process auxv, cmdline, comm, environ and maps are read
+";
+    let ended = guest.ask(&["trace", "-e", script]);
+    assert_eq!(
+        (ended.status, ended.stdout.as_str(), ended.stderr.as_str()),
+        (0, "fir", &[ATTACHED, told].concat()[..])
+    );
+    guest.stop();
+}
+
 #[test]
 fn a_restored_machine_ends_with_its_script() {
     let host = host!();

@@ -6,6 +6,7 @@
 //! must have its banner where its symbols say.
 
 use super::{LiveError, own_tables, running_symbols};
+use crate::kernel::per_cpu;
 use crate::kernel::running::RunningKernel;
 use crate::kernel::symbols::Symbols;
 use crate::x86_64::{AddressSpace, CpuState, PAGE};
@@ -15,8 +16,6 @@ use crate::{Gpa, Gva, MemoryView, PausedMemory, PhysicalMemory};
 const MOST_TRIED: usize = 256;
 /// The beginning of a kernel's banner (init/version.c).
 const BANNER: &[u8; 14] = b"Linux version ";
-/// The largest number of CPUs that are found (`NR_CPUS` of distributions is 8192).
-const MOST_CPUS: u32 = 8192;
 /// Bits of an entry of a page table (Intel SDM volume 3A, 4.5).
 const PRESENT: u64 = 1 << 0;
 const LARGE: u64 = 1 << 7;
@@ -47,16 +46,9 @@ impl RunningKernel {
     /// by which the tasks are found that they run. Their stacks are not known then.
     #[must_use]
     pub fn cpus_without_registers(&self, memory: &PausedMemory<'_>) -> Vec<CpuState> {
-        let view = memory.view(self.space);
-        let symbol = |name| self.symbols.address_of(name).map(Gva);
-        let offsets = symbol("__per_cpu_offset");
-        let count = symbol("nr_cpu_ids").and_then(|at| view.u32(at).ok());
-        let (Some(offsets), Some(count)) = (offsets, count) else {
-            return Vec::new();
-        };
-        let base = |cpu: u64| view.u64(Gva(offsets.0.wrapping_add(cpu * 8))).ok();
-        (0..u64::from(count.min(MOST_CPUS)))
-            .filter_map(base)
+        let bases = per_cpu::bases(memory.view(self.space), &self.symbols);
+        let bases = bases.unwrap_or_default().into_iter();
+        bases
             .map(|base| CpuState {
                 gs_base: base,
                 cr3: self.space.root.0,

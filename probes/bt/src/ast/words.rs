@@ -186,6 +186,8 @@ pub enum Function {
     StrContains,
     /// `reg("name")`.
     Register,
+    /// `cat(format, ...)`: prints a file of the guest.
+    Cat,
     /// `join(argv [, separator])`: prints the strings of an array of pointers.
     Join,
     /// `bswap(x)`: swaps the bytes of a number, as many as its type has.

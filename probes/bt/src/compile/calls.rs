@@ -12,14 +12,11 @@ use super::like::Width;
 use super::types::{MemoryType, Type};
 use super::{RuleCompiler, shared_text, text_of, with};
 use crate::ast::{Call, Expression, ExpressionKind, Function, Span};
-use crate::format::{Format, Takes};
 use crate::names;
 use crate::program::{Emission, Known, NumberText, Operation};
 use crate::registers::{REGISTERS, Register};
-use crate::render::Complaint;
+use crate::run::MOST_BYTES;
 use crate::run::numbers::{self, STRICT_TEXT};
-use crate::run::{MOST_BYTES, MOST_STRINGS};
-use crate::shape::Shape;
 use crate::time::TimeFormat;
 use crate::value::Value;
 
@@ -49,6 +46,7 @@ impl RuleCompiler<'_, '_> {
                 let complaint = self.complaint(is_error, span);
                 self.printf(arguments, Some(complaint.into()));
             }
+            Function::Cat => self.cat(arguments),
             Function::Print => self.print(arguments),
             Function::Time => {
                 let format = text_of(arguments.first()).unwrap_or(b"%H:%M:%S\n");
@@ -86,118 +84,14 @@ impl RuleCompiler<'_, '_> {
         self.refuse(call.name_span, format!("{name}() is not offered: {why}"))
     }
 
-    /// Returns the place of a call, for the text that it writes.
-    fn complaint(&self, is_error: bool, span: Span) -> Complaint {
-        let (line, first) = self.shared.script.position(span.start);
-        let (_, last) = self.shared.script.position(span.end.saturating_sub(1));
-        Complaint {
-            is_error,
-            file: self.shared.options.file.as_str().into(),
-            line,
-            columns: (first, last),
-        }
-    }
-
-    fn printf(&mut self, arguments: &[Expression], complaint: Option<Arc<Complaint>>) {
-        let Some((format, values)) = arguments.split_first() else {
-            return;
-        };
-        let text = text_of(Some(format)).unwrap_or_default();
-        let format = match Format::parse(text, self.dialect()) {
-            Ok(format) => Arc::new(format),
-            Err(error) => {
-                self.refuse(format.span, error.to_string());
-                return;
-            }
-        };
-        let takes = format.takes();
-        let mut types = Vec::new();
-        for (at, value) in values.iter().enumerate() {
-            let wanted = takes.get(at).copied();
-            let found = self.value(value);
-            types.push(self.as_wanted(found, wanted, value.span));
-        }
-        // %d shows the number of all of them.
-        let shapes = types.iter().map(Type::shape).collect();
-        let emission = Emission::Printf {
-            format,
-            complaint,
-            shapes,
-        };
-        self.emit(emission, &types);
-    }
-
-    /// Prepares the value on the stack for a conversion: text behind a pointer to text is read.
-    fn as_wanted(&mut self, found: Type, takes: Option<Takes>, span: Span) -> Type {
-        if self.is_strict() {
-            return found;
-        }
-        let is_byte = |thing: &MemoryType| {
-            matches!(
-                thing,
-                MemoryType::Char | MemoryType::Number { bytes: 1, .. }
-            )
-        };
-        match (takes, &found) {
-            (Some(Takes::Text), Type::Pointer(to)) if is_byte(to) => {
-                let most = self.shared.options.longest_text;
-                self.put(Operation::ReadText { most });
-                Type::Text
-            }
-            (Some(Takes::Number), Type::Text) => {
-                self.refuse(span, "this is text; %s shows it");
-                found
-            }
-            _ => found,
-        }
-    }
-
-    fn print(&mut self, arguments: &[Expression]) {
-        let Some(what) = arguments.first() else {
-            return;
-        };
-        let number = |at: usize| arguments.get(at).and_then(Expression::as_number);
-        if what.is_whole_global()
-            && let Some(map) = self.whole_map(Some(what), what.span)
-        {
-            let emission = Emission::Map {
-                map,
-                top: number(1)
-                    .and_then(|n| usize::try_from(n).ok())
-                    .filter(|n| *n > 0),
-                divisor: number(2).filter(|n| *n > 0),
-            };
-            let emission = self.emission(emission, &[Type::Number]);
-            return self.put(Operation::EmitMap { emission, map });
-        }
-        let of = self.value(what);
-        let shape = match self.is_strict() {
-            true => Shape::Plain,
-            false => of.shape(),
-        };
-        self.emit(Emission::Print { shape }, &[of]);
-    }
-
     /// Returns the map that `@name` as a whole is.
-    fn whole_map(&mut self, of: Option<&Expression>, span: Span) -> Option<usize> {
+    pub(super) fn whole_map(&mut self, of: Option<&Expression>, span: Span) -> Option<usize> {
         let place = of.and_then(Expression::as_global);
         let map = place.and_then(|(name, _)| self.shared.map_numbers.get(name).copied());
         if map.is_none() {
             self.refuse(span, "this takes a map, as in clear(@x)");
         }
         map
-    }
-
-    fn join(&mut self, arguments: &[Expression]) {
-        let Some(array) = arguments.first() else {
-            return;
-        };
-        self.number(Some(array));
-        let separator: Arc<[u8]> = text_of(arguments.get(1)).unwrap_or(b" ").into();
-        let types = vec![Type::Text; MOST_STRINGS];
-        let emission = self.emission(Emission::Join { separator }, &types);
-        let most = self.shared.options.longest_text;
-        self.put(Operation::Join { emission, most });
     }
 
     fn assert(&mut self, arguments: &[Expression]) {

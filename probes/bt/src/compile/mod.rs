@@ -17,6 +17,7 @@ mod like;
 mod members;
 mod moments;
 pub(crate) mod places;
+mod printing;
 mod statements;
 mod types;
 mod variables;

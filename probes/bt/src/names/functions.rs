@@ -85,6 +85,7 @@ pub const FUNCTIONS: &[Signature] = {
         statement("printf(\"format\", ...)", F::Printf, (1, MANY), Format),
         statement("errorf(\"format\", ...)", F::Errorf, (1, MANY), Format),
         statement("warnf(\"format\", ...)", F::Warnf, (1, MANY), Format),
+        statement("cat(\"format of a path\", ...)", F::Cat, (1, MANY), Format),
         statement(
             "print(value) or print(@map, top, divisor)",
             F::Print,
@@ -135,12 +136,6 @@ pub const FUNCTIONS: &[Signature] = {
             Text,
         ),
         value("pton(\"address\")", F::AddressBytes, (1, 1), Text),
-        statement(
-            "cat(\"path\")",
-            F::Refused("it would read a file of the guest, which is not in memory as a whole"),
-            (1, MANY),
-            Any,
-        ),
         statement(
             "system(\"command\")",
             F::Refused(

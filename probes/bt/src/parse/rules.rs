@@ -163,6 +163,7 @@ impl Parser<'_> {
                 "max_map_keys" => script.most_entries = number.filter(|most| *most > 0),
                 "stack_mode" => script.stack_form = self.stack_form(token)?,
                 "missing_probes" => script.missing_probes = self.missing_probes(token)?,
+                "max_cat_bytes" => script.longest_file = number.filter(|most| *most > 0),
                 "max_strlen" => script.longest_text = number.filter(|most| *most > 0),
                 _ => {
                     let message = format!("{known} changes nothing here");

@@ -1,10 +1,10 @@
 //! One JSON object a line, as bpftrace's `-f json` writes them: `{"type": "map", "data": {"@x":
 //! {"a": 1}}}`.
 //!
-//! Types are `printf`, `value`, `time`, `join`, `map`, `stats` and `hist`. Numbers are numbers,
-//! even if they are more exact than a reader's floating point. All that is shown by name is a
-//! string. Bytes that are no UTF-8 become U+FFFD. Several keys are joined by `,`. Both bounds of a
-//! bucket are inclusive: `{"min": 2, "max": 3, "count": 5}`.
+//! Types are `printf`, `value`, `time`, `join`, `cat`, `map`, `stats` and `hist`. Numbers are
+//! numbers, even if they are more exact than a reader's floating point. All that is shown by name
+//! is a string. Bytes that are no UTF-8 become U+FFFD. Several keys are joined by `,`. Both bounds
+//! of a bucket are inclusive: `{"min": 2, "max": 3, "count": 5}`.
 
 use probes::json::string;
 
@@ -42,7 +42,12 @@ pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> String {
             );
         }
         Output::Ending => return String::new(),
+        // The reason goes elsewhere.
+        Output::File { path, .. } if names.file(&path.bytes(names)).is_lost() => {
+            return String::new();
+        }
         Output::Printf { .. } => ("printf", string(&text(output, dialect, names))),
+        Output::File { .. } => ("cat", string(&text(output, dialect, names))),
         Output::Time { .. } => ("time", string(&text(output, dialect, names))),
         Output::Join { parts, separator } => ("join", string(&parts.join(&separator[..]))),
         Output::Fail { message } => ("error", string(message.as_bytes())),

@@ -1,9 +1,10 @@
 //! A script's output, and the forms in which it is shown.
 //!
 //! Programs run while a vCPU is stopped, so they hand over an [`Output`]: values and snapshots,
-//! with addresses in place of names. Its reader brings the [`Names`](crate::value::Names) and picks
-//! a form: [`text`] as on a terminal, [`json`] like bpftrace's `-f json`, [`collapsed`] for flame
-//! graphs. Text is raw bytes: the guest may put anything there, and the caller protects terminals.
+//! with addresses in place of names, and paths in place of files. Its reader brings the [`Names`]
+//! and picks a form: [`text`] as on a terminal, [`json`] like bpftrace's `-f json`, [`collapsed`]
+//! for flame graphs. Text is raw bytes: the guest may put anything there, and the caller protects
+//! terminals.
 
 pub mod collapsed;
 pub mod json;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use crate::format::Format;
 use crate::maps::MapSnapshot;
 use crate::time::TimeFormat;
-use crate::value::Value;
+use crate::value::{Names, Value};
 
 /// The place of an `errorf` or `warnf`, as it stands before the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +36,23 @@ pub struct Complaint {
     pub columns: (usize, usize),
 }
 
+/// The path of a file of the guest, whose addresses are shown by their names.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FilePath {
+    /// The format.
+    pub format: Arc<Format>,
+    /// The values.
+    pub arguments: Vec<Value>,
+}
+
+impl FilePath {
+    /// Returns the path.
+    #[must_use]
+    pub fn bytes(&self, names: &dyn Names) -> Vec<u8> {
+        self.format.render(&self.arguments, names)
+    }
+}
+
 /// The output of one statement.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
@@ -46,6 +64,13 @@ pub enum Output {
         arguments: Vec<Value>,
         /// Its place in the script, if it is a complaint, which goes to standard error.
         complaint: Option<Arc<Complaint>>,
+    },
+    /// `cat`. Its bytes are those that [`Names::file`] has.
+    File {
+        /// The path.
+        path: FilePath,
+        /// The greatest number of bytes shown.
+        most: usize,
     },
     /// `print(value)`.
     Print(Value),

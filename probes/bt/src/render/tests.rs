@@ -7,7 +7,7 @@ use crate::ast::Dialect;
 use crate::histogram::{Buckets, Histogram};
 use crate::maps::{Key, MapDeclaration, MapKind, Maps, Reading};
 use crate::time::Zone;
-use crate::value::Names;
+use crate::value::{FileBytes, Names};
 use crate::value_text::write_value;
 
 /// Names of a made-up system: kernel symbols at 0x1000 and 0x2000 (0x800 bytes each), programs with
@@ -27,6 +27,13 @@ impl Names for Fixed {
         match (address & !0xff, address & 0xff) {
             (symbol, 0) => format!("p{pid}_{symbol:x}"),
             (symbol, offset) => format!("p{pid}_{symbol:x}+{offset:#x}"),
+        }
+    }
+
+    fn file(&self, path: &[u8]) -> FileBytes {
+        FileBytes {
+            bytes: [path, b":\n"].concat(),
+            lost: None,
         }
     }
 }
@@ -176,6 +183,14 @@ fn the_rest_has_a_text() {
         parts: ["ls", "-l"].map(|part| part.as_bytes().into()).to_vec(),
         separator: b" ".as_slice().into(),
     };
+    let path = Format::parse(b"/proc/%s/%d", Dialect::Normal).unwrap();
+    let file = Output::File {
+        path: FilePath {
+            format: Arc::new(path),
+            arguments: vec![Value::KernelSymbol(0x1000), int(7)],
+        },
+        most: 100,
+    };
     let time = Output::Time {
         format: Arc::new(time),
         unix_ns: 0,
@@ -187,6 +202,11 @@ fn the_rest_has_a_text() {
             r#"{"type": "printf", "data": "1-x\n"}"#,
         ),
         (join, "ls -l\n", r#"{"type": "join", "data": "ls -l"}"#),
+        (
+            file,
+            "/proc/k1000/7:\n",
+            r#"{"type": "cat", "data": "/proc/k1000/7:\n"}"#,
+        ),
         (
             time,
             "1970-01-01 00:00:00\n",

@@ -155,7 +155,7 @@ impl Context for AtTask<'_> {
 
 impl ScriptSession {
     /// Runs the rules of iterations over the guest, which is paused meanwhile, and passes on their
-    /// output. A script without other probes ends with it.
+    /// output. A script without probes ends with it.
     ///
     /// # Errors
     /// If the kernel's structures cannot be read, with the reason.
@@ -164,9 +164,6 @@ impl ScriptSession {
         guest: &dyn Traceable,
         each: &mut dyn FnMut(Output),
     ) -> Result<(), StartError> {
-        if self.iterations.is_empty() {
-            return Ok(());
-        }
         let guest: &dyn Inspectable = guest;
         visit(
             &self.iterations,

@@ -7,6 +7,8 @@ use crate::run::MOST_BYTES;
 
 /// The greatest number of entries of a map that a script may ask for.
 const MOST_ENTRIES: usize = 1 << 20;
+/// The greatest number of bytes of a file that a script may ask for.
+const LONGEST_FILE: usize = 1 << 20;
 
 /// Returns the options with the limits that the script itself sets.
 ///
@@ -15,6 +17,7 @@ const MOST_ENTRIES: usize = 1 << 20;
 pub(super) fn of(script: &Script, options: &Options) -> Result<Options, Vec<Diagnostic>> {
     let most = [
         (script.longest_text, MOST_BYTES, "max_strlen"),
+        (script.longest_file, LONGEST_FILE, "max_cat_bytes"),
         (script.most_entries, MOST_ENTRIES, "max_map_keys"),
     ];
     let too_large = most

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use crate::ast::Dialect;
 use crate::context::{Clock, Context, Here};
 use crate::program::{Code, Emission};
-use crate::render::Output;
+use crate::render::{FilePath, Output};
 use crate::run::{self, ProbeTexts, Shared};
+use crate::shape::Shape;
 use crate::value::Value;
 
 /// Runs BEGIN or END, on this thread.
@@ -75,14 +76,25 @@ pub(super) fn of(
             complaint,
             shapes,
         } => {
-            for (value, shape) in values.iter_mut().zip(shapes) {
-                let plain = std::mem::replace(value, Value::ZERO);
-                *value = shape.dress(plain);
-            }
+            dress(&mut values, shapes);
             Output::Printf {
                 format: format.clone(),
                 arguments: values,
                 complaint: complaint.clone(),
+            }
+        }
+        Emission::File {
+            format,
+            shapes,
+            most,
+        } => {
+            dress(&mut values, shapes);
+            Output::File {
+                path: FilePath {
+                    format: format.clone(),
+                    arguments: values,
+                },
+                most: *most,
             }
         }
         Emission::Print { shape } => Output::Print(shape.dress(values.pop()?)),
@@ -112,4 +124,12 @@ pub(super) fn of(
             message: message.clone(),
         },
     })
+}
+
+/// Gives values the shapes of their types. Those without one are as they are.
+fn dress(values: &mut [Value], shapes: &[Shape]) {
+    for (value, shape) in values.iter_mut().zip(shapes) {
+        let plain = std::mem::replace(value, Value::ZERO);
+        *value = shape.dress(plain);
+    }
 }
