@@ -20,6 +20,7 @@ use crate::fork_exec::{EventFeatures, StopEvent, waits_for_child};
 use crate::kernel::Kernel;
 use crate::process::Process;
 use crate::registers::ThreadRegisters;
+use crate::settle::settle;
 use crate::step::{callers, successors};
 use crate::stops::{Cause, Stop, Stops};
 use crate::subject::{DebugError, Subject};
@@ -76,12 +77,13 @@ impl<'g> Debugger<'g> {
         pid: Option<i32>,
         may_write: bool,
     ) -> Result<Self, DebugError> {
-        let hold = guest.machine().pause();
+        let mut hold = guest.machine().pause();
         let stops = Arc::<Stops>::default();
         let mut breakpoints = Breakpoints::new(engine, stops.clone())?;
         let (subject, unseen): (Box<dyn Subject + 'g>, _) = match pid {
             Some(pid) => {
                 let process = Process::new(guest, pid)?;
+                hold = settle(&process, hold);
                 let unseen = events::watch(&process, &mut breakpoints)?;
                 (Box::new(process), unseen)
             }
@@ -377,7 +379,11 @@ impl<'g> Debugger<'g> {
 
     /// Stops the process at the client's request. Returns the report.
     pub(crate) fn interrupt(&mut self) -> MultiThreadStopReason<u64> {
-        self.pause(None);
+        let mut hold = self.subject.guest().machine().pause();
+        if self.is_process {
+            hold = settle(&*self.subject, hold);
+        }
+        self.pause(Some(hold));
         self.breakpoints.end_other_steps(None);
         let threads = self.subject.threads().unwrap_or_default();
         let running = threads.iter().find(|thread| thread.is_running);

@@ -43,6 +43,7 @@ mod process;
 mod reader;
 mod registers;
 mod serve;
+mod settle;
 mod step;
 mod stops;
 mod subject;
