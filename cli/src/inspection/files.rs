@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use bt::value::FileBytes;
+use bt::value::FileContent;
 use introspect::Gpa;
 use introspect::system::{GuestFile, PausedSystem, ProcessFile};
 
@@ -13,7 +13,7 @@ impl Inspection<'_> {
     /// greatest number of its bytes. The guest is paused once for all of them. Those behind
     /// [`MOST_BYTES`] are lost.
     #[must_use]
-    pub fn files(&self, wanted: HashMap<Vec<u8>, usize>) -> HashMap<Vec<u8>, FileBytes> {
+    pub fn files(&self, wanted: HashMap<Vec<u8>, usize>) -> HashMap<Vec<u8>, FileContent> {
         if wanted.is_empty() {
             return HashMap::new();
         }
@@ -35,19 +35,22 @@ impl Inspection<'_> {
         })
     }
 
-    fn file(&self, look: &PausedSystem<'_>, path: &[u8], most: usize) -> FileBytes {
+    fn file(&self, look: &PausedSystem<'_>, path: &[u8], most: usize) -> FileContent {
         match look.guest_file(path, most) {
             Ok(GuestFile::Text(mut bytes)) => {
                 bytes.truncate(most);
-                FileBytes { bytes, lost: None }
+                FileContent {
+                    bytes: bytes.into(),
+                    lost: None,
+                }
             }
             Ok(GuestFile::Cached(file)) => self.cached(&file, most),
             Err(error) => lost(&error),
         }
     }
 
-    /// Reads a file of the page cache. Where it is traced, it is as without.
-    fn cached(&self, file: &ProcessFile<'_>, most: usize) -> FileBytes {
+    /// Reads a file of the page cache, without the breakpoints of traces in it.
+    fn cached(&self, file: &ProcessFile<'_>, most: usize) -> FileContent {
         let wanted = usize::try_from(file.file.size).map_or(most, |size| size.min(most));
         let mut bytes = vec![0; wanted];
         let read = file.read(0, &mut bytes, &|gpa, part| self.read(gpa, part));
@@ -55,7 +58,10 @@ impl Inspection<'_> {
         let lost = (read < wanted).then(|| {
             format!("the page at {read:#x} is neither in the guest's memory nor on a disk of it")
         });
-        FileBytes { bytes, lost }
+        FileContent {
+            bytes: bytes.into(),
+            lost,
+        }
     }
 
     fn read(&self, gpa: Gpa, part: &mut [u8]) -> bool {
@@ -67,9 +73,9 @@ impl Inspection<'_> {
     }
 }
 
-fn lost(reason: &dyn std::fmt::Display) -> FileBytes {
-    FileBytes {
-        bytes: Vec::new(),
+fn lost(reason: &dyn std::fmt::Display) -> FileContent {
+    FileContent {
+        bytes: [].into(),
         lost: Some(reason.to_string()),
     }
 }

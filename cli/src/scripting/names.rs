@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bt::maps::{MapSnapshot, Reading};
 use bt::render::Output;
-use bt::value::{FileBytes, Names, Value};
+use bt::value::{FileContent, Names, Value};
 use probes::kernel_view::KernelView;
 
 use crate::inspection::Inspection;
@@ -32,7 +32,7 @@ pub(super) struct GuestNames {
     /// The names of addresses that are neither the kernel's nor a module's.
     generated: HashMap<u64, String>,
     /// The files of the last outputs.
-    files: HashMap<Vec<u8>, FileBytes>,
+    files: HashMap<Vec<u8>, FileContent>,
     /// The time of the oldest look-up.
     since: Instant,
 }
@@ -169,7 +169,7 @@ impl Names for GuestNames {
         known.unwrap_or_else(|| format!("{address:#x}"))
     }
 
-    fn file(&self, path: &[u8]) -> FileBytes {
+    fn file(&self, path: &[u8]) -> FileContent {
         self.files.get(path).cloned().unwrap_or_default()
     }
 }

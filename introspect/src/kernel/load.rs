@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
-use super::per_cpu;
+use super::per_cpu::PerCpuTable;
 use super::symbols::Symbols;
 use crate::x86_64::ReadVirtualError;
 use crate::{Gva, MemoryView};
@@ -53,6 +53,7 @@ pub struct LoadLayout {
     next_pid: Gva,
     /// The per-CPU address of the number of tasks that run or wait.
     running: u64,
+    cpus: PerCpuTable,
 }
 
 impl LoadLayout {
@@ -74,18 +75,19 @@ impl LoadLayout {
             tasks: Gva(symbol("nr_threads")?),
             next_pid: Gva(symbol("init_pid_ns")?.wrapping_add(next)),
             running: symbol("runqueues")?.wrapping_add(running),
+            cpus: PerCpuTable::new(symbols)?,
         })
     }
 
-    /// Reads the load. `symbols` name the table of per-CPU data.
+    /// Reads the load.
     ///
     /// # Errors
     /// If one of the numbers cannot be read.
-    pub fn read(&self, view: MemoryView<'_>, symbols: &Symbols) -> Result<Load, ReadVirtualError> {
+    pub fn read(&self, view: MemoryView<'_>) -> Result<Load, ReadVirtualError> {
         let average = |at: u64| view.u64(Gva(self.averages.0.wrapping_add(at * 8)));
         let mut running = 0;
-        for base in per_cpu::bases(view, symbols).unwrap_or_default() {
-            running += u64::from(view.u32(Gva(base.wrapping_add(self.running)))?);
+        for base in self.cpus.bases(view)? {
+            running += u64::from(view.u32(Gva(base?.wrapping_add(self.running)))?);
         }
         Ok(Load {
             averages: [average(0)?, average(1)?, average(2)?],
@@ -142,7 +144,7 @@ mod tests {
             (DATA[1] + QUEUE + 4, 2, 4),
         ]);
         let paused = PausedMemory::new(&kernel.memory);
-        let load = layout.read(kernel.view(&paused), &names).unwrap();
+        let load = layout.read(kernel.view(&paused)).unwrap();
         assert_eq!(load.to_string(), "1.50 2.00 12.07 3/66 123");
     }
 
@@ -153,16 +155,19 @@ mod tests {
             ("avenrun", WILD),
             ("nr_threads", TASKS),
             ("init_pid_ns", NAMESPACE),
+            ("__per_cpu_offset", OFFSETS),
+            ("nr_cpu_ids", CPUS),
         ];
         let types = types(STRUCTS);
         let kernel = TestKernel::default();
         let paused = PausedMemory::new(&kernel.memory);
         let names = symbols(&named);
         let layout = LoadLayout::new(&types, &names).unwrap();
-        let error = layout.read(kernel.view(&paused), &names).unwrap_err();
+        let error = layout.read(kernel.view(&paused)).unwrap_err();
         assert!(error.to_string().contains("not mapped"), "{error}");
-        let few = symbols(&named[..3]);
-        let error = LoadLayout::new(&types, &few).unwrap_err();
-        assert!(error.to_string().contains("init_pid_ns"), "{error}");
+        for (count, missing) in [(3, "init_pid_ns"), (4, "__per_cpu_offset")] {
+            let error = LoadLayout::new(&types, &symbols(&named[..count])).unwrap_err();
+            assert!(error.to_string().contains(missing), "{error}");
+        }
     }
 }

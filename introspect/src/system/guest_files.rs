@@ -1,19 +1,13 @@
 //! The guest's files by their paths, as its first process sees them: those that the page cache or a
 //! disk has, and some of `/proc`, whose texts are made here as the kernel makes them.
 
-use super::{Maps, NamedArea, PausedSystem, ProcessFile, Unavailable, known};
+use super::processes::INIT;
+use super::{Maps, PausedSystem, ProcessFile, Unavailable, known};
 use crate::Gva;
 use crate::kernel::task_list::{TaskInfo, TaskListError};
 
 /// The maximum number of bytes of the kernel's banner and command line.
 const MAX_LINE: usize = 4096;
-/// The first process, whose root directory paths start at.
-const INIT: i32 = 1;
-
-/// The width in characters of what stands before the name of a mapping, without the last blank
-/// (`show_map_vma`, fs/proc/task_mmu.c).
-const NAME_COLUMN: usize = 72;
-
 /// An error in finding a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GuestFileError {
@@ -49,29 +43,6 @@ pub enum GuestFile<'s> {
     Text(Vec<u8>),
     /// A file of the page cache.
     Cached(ProcessFile<'s>),
-}
-
-impl NamedArea {
-    /// Returns its line of `/proc/PID/maps` (`proc_pid_maps(5)`), with the newline.
-    #[must_use]
-    pub fn line(&self) -> Vec<u8> {
-        let permissions = self.area.flags.permissions();
-        let offset = self.area.file.map_or(0, |_| self.area.file_offset);
-        let place = format!(
-            "{:08x}-{:08x} {} {offset:08x} {:02x}:{:02x} {} ",
-            self.area.start,
-            self.area.end,
-            String::from_utf8_lossy(&permissions),
-            self.file.major,
-            self.file.minor,
-            self.file.inode,
-        );
-        if self.name.is_empty() {
-            return [place.as_bytes(), b"\n"].concat();
-        }
-        let padded = format!("{place:NAME_COLUMN$} ");
-        [padded.as_bytes(), &self.name, b"\n"].concat()
-    }
 }
 
 impl<'s> PausedSystem<'s> {
@@ -125,7 +96,7 @@ impl<'s> PausedSystem<'s> {
         let text = |what, at| self.view.c_string(at, MAX_LINE).map_err(|e| lost(what, &e));
         Ok(Some(match name {
             b"loadavg" => {
-                let load = known(&self.system.load)?.read(self.view, symbols);
+                let load = known(&self.system.load)?.read(self.view);
                 let load = load.map_err(|error| lost("the load", &error))?;
                 format!("{load}\n").into_bytes()
             }

@@ -13,6 +13,10 @@ use crate::kernel::vma::{Vma, VmaError, VmaName};
 /// bytes.
 const MAX_NAME_BYTES: usize = 32 << 20;
 
+/// The width in characters of what stands before the name of a mapping, without the last blank
+/// (`show_map_vma`, fs/proc/task_mmu.c).
+const NAME_COLUMN: usize = 72;
+
 /// A VMA with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedArea {
@@ -22,6 +26,29 @@ pub struct NamedArea {
     pub file: FileIdentity,
     /// The path, a name in brackets, or nothing.
     pub name: Vec<u8>,
+}
+
+impl NamedArea {
+    /// Returns its line of `/proc/PID/maps` (`proc_pid_maps(5)`), with the newline.
+    #[must_use]
+    pub fn line(&self) -> Vec<u8> {
+        let permissions = self.area.flags.permissions();
+        let offset = self.area.file.map_or(0, |_| self.area.file_offset);
+        let place = format!(
+            "{:08x}-{:08x} {} {offset:08x} {:02x}:{:02x} {} ",
+            self.area.start,
+            self.area.end,
+            String::from_utf8_lossy(&permissions),
+            self.file.major,
+            self.file.minor,
+            self.file.inode,
+        );
+        if self.name.is_empty() {
+            return [place.as_bytes(), b"\n"].concat();
+        }
+        let padded = format!("{place:NAME_COLUMN$} ");
+        [padded.as_bytes(), &self.name, b"\n"].concat()
+    }
 }
 
 /// The VMAs of a process.

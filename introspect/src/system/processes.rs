@@ -9,7 +9,7 @@ use crate::kernel::process::{ProcessError, ProcessText};
 use crate::kernel::task_list::{TaskInfo, TaskListError, Tasks};
 
 /// The number of the process to whose root directory paths are relative.
-const INIT: i32 = 1;
+pub(super) const INIT: i32 = 1;
 
 /// The program of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]

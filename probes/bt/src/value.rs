@@ -143,25 +143,25 @@ pub trait Names {
     fn kernel(&self, address: u64) -> String;
     /// Names a process's address in the same way.
     fn user(&self, pid: u32, address: u64) -> String;
-    /// Returns a file of the guest.
-    fn file(&self, _path: &[u8]) -> FileBytes {
-        FileBytes {
-            bytes: Vec::new(),
+    /// Returns the first bytes of a file of the guest.
+    fn file(&self, _path: &[u8]) -> FileContent {
+        FileContent {
+            bytes: [].into(),
             lost: Some("there is no guest".to_owned()),
         }
     }
 }
 
-/// The bytes of a file of the guest.
+/// The content of a file of the guest. A copy shares its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct FileBytes {
+pub struct FileContent {
     /// The first bytes, as far as they are wanted and could be read.
-    pub bytes: Vec<u8>,
+    pub bytes: Arc<[u8]>,
     /// The reason why some of those that are wanted could not be read.
     pub lost: Option<String>,
 }
 
-impl FileBytes {
+impl FileContent {
     /// Checks whether nothing could be read.
     #[must_use]
     pub fn is_lost(&self) -> bool {

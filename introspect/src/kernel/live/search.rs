@@ -6,7 +6,7 @@
 //! must have its banner where its symbols say.
 
 use super::{LiveError, own_tables, running_symbols};
-use crate::kernel::per_cpu;
+use crate::kernel::per_cpu::PerCpuTable;
 use crate::kernel::running::RunningKernel;
 use crate::kernel::symbols::Symbols;
 use crate::x86_64::{AddressSpace, CpuState, PAGE};
@@ -46,9 +46,12 @@ impl RunningKernel {
     /// by which the tasks are found that they run. Their stacks are not known then.
     #[must_use]
     pub fn cpus_without_registers(&self, memory: &PausedMemory<'_>) -> Vec<CpuState> {
-        let bases = per_cpu::bases(memory.view(self.space), &self.symbols);
-        let bases = bases.unwrap_or_default().into_iter();
+        let table = PerCpuTable::new(&self.symbols).ok();
+        let bases = table.and_then(|table| table.bases(memory.view(self.space)).ok());
         bases
+            .into_iter()
+            .flatten()
+            .filter_map(Result::ok)
             .map(|base| CpuState {
                 gs_base: base,
                 cr3: self.space.root.0,

@@ -7,7 +7,7 @@ use crate::ast::Dialect;
 use crate::histogram::{Buckets, Histogram};
 use crate::maps::{Key, MapDeclaration, MapKind, Maps, Reading};
 use crate::time::Zone;
-use crate::value::{FileBytes, Names};
+use crate::value::{FileContent, Names};
 use crate::value_text::write_value;
 
 /// Names of a made-up system: kernel symbols at 0x1000 and 0x2000 (0x800 bytes each), programs with
@@ -30,9 +30,9 @@ impl Names for Fixed {
         }
     }
 
-    fn file(&self, path: &[u8]) -> FileBytes {
-        FileBytes {
-            bytes: [path, b":\n"].concat(),
+    fn file(&self, path: &[u8]) -> FileContent {
+        FileContent {
+            bytes: [path, b":\n"].concat().into(),
             lost: None,
         }
     }

@@ -33,7 +33,7 @@ pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> Vec<u8> {
             let place = format!("{file}:{line}:{first}-{last}: {word}: ");
             return [place.as_bytes(), &text, b"\n"].concat();
         }
-        Output::File { path, .. } => return names.file(&path.bytes(names)).bytes,
+        Output::File { path, .. } => return names.file(&path.bytes(names)).bytes.to_vec(),
         Output::Time { format, unix_ns } => return format.render(*unix_ns),
         Output::Fail { message } => {
             out.extend_from_slice(message.as_bytes());

@@ -126,7 +126,7 @@ pub(super) fn of(
     })
 }
 
-/// Gives values the shapes of their types. Those without one are as they are.
+/// Applies the shapes of their types to values. A value without a shape stays plain.
 fn dress(values: &mut [Value], shapes: &[Shape]) {
     for (value, shape) in values.iter_mut().zip(shapes) {
         let plain = std::mem::replace(value, Value::ZERO);
