@@ -19,7 +19,7 @@ pub enum GuestFileError {
     NotFound,
     /// The file of `/proc` is not one of those that are made here.
     #[error(
-        "of /proc only loadavg, version, cmdline, and of a process auxv, cmdline, comm, environ and maps are read"
+        "of /proc only loadavg, uptime, version, cmdline, and of a process auxv, cmdline, comm, environ and maps are read"
     )]
     NotOfProc,
     /// There is no such process.
@@ -99,6 +99,11 @@ impl<'s> PausedSystem<'s> {
                 let load = known(&self.system.load)?.read(self.view);
                 let load = load.map_err(|error| lost("the load", &error))?;
                 format!("{load}\n").into_bytes()
+            }
+            b"uptime" => {
+                let uptime = known(&self.system.uptime)?.read(self.view);
+                let uptime = uptime.map_err(|error| lost("the uptime", &error))?;
+                format!("{uptime}\n").into_bytes()
             }
             b"version" => {
                 let what = "the kernel's version";

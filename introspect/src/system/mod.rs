@@ -40,6 +40,7 @@ use std::fmt;
 use crate::kernel::bpf_symbols::BpfSymbolsLayout;
 use crate::kernel::btf::Btf;
 use crate::kernel::cgroup::CgroupLayout;
+use crate::kernel::cgroup_tree::CgroupTreeLayout;
 use crate::kernel::credentials::CredentialsLayout;
 use crate::kernel::files::FilesLayout;
 use crate::kernel::fpu::FpuLayout;
@@ -54,6 +55,7 @@ use crate::kernel::stored_inode::StoredInodeLayout;
 use crate::kernel::symbols::Symbols;
 use crate::kernel::task::TaskLayout;
 use crate::kernel::task_list::TaskListLayout;
+use crate::kernel::uptime::UptimeLayout;
 use crate::kernel::vma::VmaLayout;
 use crate::stack::kernel::KernelUnwinder;
 use crate::stack::orc::ModuleOrcLayout;
@@ -91,6 +93,7 @@ pub struct System {
     credentials: Part<CredentialsLayout>,
     /// `None` in a kernel without control groups.
     cgroups: Option<CgroupLayout>,
+    cgroup_tree: Part<CgroupTreeLayout>,
     files: Part<FilesLayout>,
     areas: Part<VmaLayout>,
     /// `None` if the kernel's types do not describe it.
@@ -104,6 +107,7 @@ pub struct System {
     /// The module readers. `None` in a kernel that cannot load modules.
     modules: Part<Option<ModuleReaders>>,
     load: Part<LoadLayout>,
+    uptime: Part<UptimeLayout>,
     /// `None` in a kernel without BPF.
     bpf: Option<BpfSymbolsLayout>,
     unwinder: Part<KernelUnwinder>,
@@ -141,6 +145,9 @@ impl System {
             }),
             credentials: part("users", types, CredentialsLayout::new),
             cgroups: types.ok().and_then(|btf| CgroupLayout::new(btf).ok()),
+            cgroup_tree: part("control groups", types, |btf| {
+                CgroupTreeLayout::new(btf, &symbols)
+            }),
             files: part("open files", types, FilesLayout::new),
             links: types.ok().and_then(|btf| LinkLayout::new(btf).ok()),
             floating: types.ok().and_then(|btf| FpuLayout::new(btf).ok()),
@@ -152,6 +159,7 @@ impl System {
             vdso: part("the vdso", types, VdsoLayout::new),
             modules: part("modules", types, |btf| ModuleReaders::new(btf, &symbols)),
             load: part("the load", types, |btf| LoadLayout::new(btf, &symbols)),
+            uptime: part("the uptime", types, |btf| UptimeLayout::new(btf, &symbols)),
             bpf: types
                 .ok()
                 .and_then(|btf| BpfSymbolsLayout::new(btf, &symbols)),
@@ -198,6 +206,7 @@ impl System {
             self.vdso.as_ref().err(),
             self.modules.as_ref().err(),
             self.load.as_ref().err(),
+            self.uptime.as_ref().err(),
             self.unwinder.as_ref().err(),
         ]
         .into_iter()
