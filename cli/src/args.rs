@@ -526,7 +526,7 @@ pub struct Scripts {
 }
 
 /// The choice of a machine.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct VmSelector {
     /// The machine; may be left out when only one runs
     #[arg(long, value_name = "NAME")]

@@ -216,9 +216,10 @@ pub fn matches_part(pattern: &str, name: &str) -> bool {
     pattern.is_empty() || glob(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Matches as a shell does. It backtracks to the last `*` only, so the time is bounded by the
-/// product of the lengths.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
+/// Checks whether a whole text matches a pattern as in a shell. It backtracks to the last `*` only,
+/// so the time is bounded by the product of the lengths.
+#[must_use]
+pub fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::remote::find;
 use crate::args::GuestSelector;
 use crate::protocol::error::RequestError;
 use crate::qemu::QemuGuest;
@@ -26,6 +27,12 @@ impl Read {
             say(format_args!("{path}: the guest was paused for {paused} us"));
         }
     }
+}
+
+/// Checks whether the selected guest is there: a machine runs, or another guest is named.
+pub(super) fn is_there(selector: &GuestSelector) -> bool {
+    let is_named = selector.qemu.is_some() || selector.core.is_some();
+    is_named || find(selector.which.clone()).is_ok()
 }
 
 /// Reads the selected guest with `ask`; returns `None` if the selection is a machine.

@@ -4,7 +4,7 @@
 //! guest, which is paused for it: all those of one output together, each once. So are the files
 //! that `cat()` prints.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,8 @@ pub(super) struct GuestNames {
     user: HashMap<(u32, u64), String>,
     /// The names of addresses that are neither the kernel's nor a module's.
     generated: HashMap<u64, String>,
+    /// The paths of control groups, those that do not exist included.
+    cgroups: HashMap<u64, Option<Vec<u8>>>,
     /// The files of the last outputs.
     files: HashMap<Vec<u8>, FileContent>,
     /// The time of the oldest look-up.
@@ -43,6 +45,7 @@ impl GuestNames {
             view,
             user: HashMap::new(),
             generated: HashMap::new(),
+            cgroups: HashMap::new(),
             files: HashMap::new(),
             since: Instant::now(),
         }
@@ -52,13 +55,23 @@ impl GuestNames {
     /// files.
     pub(super) fn prepare(&mut self, guest: &Inspection<'_>, outputs: &[Output]) {
         let mut wanted: HashMap<Option<u32>, Vec<u64>> = HashMap::new();
-        let known = self.user.len() + self.generated.len();
+        let mut groups = HashSet::new();
+        let known = self.user.len() + self.generated.len() + self.cgroups.len();
         if known > MOST_NAMES || self.since.elapsed() > KEPT {
             self.user.clear();
             self.generated.clear();
+            self.cgroups.clear();
             self.since = Instant::now();
         }
-        let mut each = |pid: Option<u32>, address: u64| {
+        let mut each = |named: Named| {
+            let (pid, address) = match named {
+                Named::User(pid, address) => (Some(pid), address),
+                Named::Kernel(address) => (None, address),
+                Named::Cgroup(id) => {
+                    groups.insert(id);
+                    return;
+                }
+            };
             let is_known = match pid {
                 Some(pid) => self.user.contains_key(&(pid, address)),
                 None => {
@@ -99,6 +112,8 @@ impl GuestNames {
                 None => self.look_up_generated(guest, &addresses),
             }
         }
+        groups.retain(|id| !self.cgroups.contains_key(id));
+        self.look_up_groups(guest, groups);
         self.files = guest.files(self.paths(outputs));
     }
 
@@ -147,6 +162,23 @@ impl GuestNames {
         }
     }
 
+    /// Looks up the paths of control groups.
+    fn look_up_groups(&mut self, guest: &Inspection<'_>, wanted: HashSet<u64>) {
+        if wanted.is_empty() {
+            return;
+        }
+        let found = guest.look(|look| match look.cgroups_numbered(&wanted) {
+            Ok(Ok(paths)) => Ok(paths),
+            Ok(Err(broken)) => Err(broken.to_string()),
+            Err(unknown) => Err(unknown.to_string()),
+        });
+        let found = found.map_err(|why| why.to_string()).and_then(|found| found);
+        let found = found.inspect_err(|why| log::debug!("paths of control groups: {why}"));
+        let mut paths = found.unwrap_or_default();
+        let known = wanted.into_iter().map(|id| (id, paths.remove(&id)));
+        self.cgroups.extend(known);
+    }
+
     /// Returns the name of an address in the kernel's image or in a module.
     fn static_name(&self, address: u64) -> Option<String> {
         if let Some((found, offset)) = self.view.modules.resolve(address) {
@@ -167,6 +199,11 @@ impl Names for GuestNames {
     fn user(&self, pid: u32, address: u64) -> String {
         let known = self.user.get(&(pid, address)).cloned();
         known.unwrap_or_else(|| format!("{address:#x}"))
+    }
+
+    fn cgroup(&self, id: u64) -> Option<Vec<u8>> {
+        let path = self.cgroups.get(&id)?.as_ref()?;
+        Some(printable(&String::from_utf8_lossy(path)).into_bytes())
     }
 
     fn file(&self, path: &[u8]) -> FileContent {
@@ -196,7 +233,18 @@ fn with_offset(name: &str, offset: u64) -> String {
     }
 }
 
-fn of_map(snapshot: &MapSnapshot, each: &mut impl FnMut(Option<u32>, u64)) {
+/// A number in a value that has a name in the guest.
+#[derive(Debug, Clone, Copy)]
+enum Named {
+    /// An address in a process.
+    User(u32, u64),
+    /// An address in the kernel.
+    Kernel(u64),
+    /// A control group.
+    Cgroup(u64),
+}
+
+fn of_map(snapshot: &MapSnapshot, each: &mut impl FnMut(Named)) {
     for (keys, reading) in &snapshot.entries {
         keys.iter().for_each(|key| addresses(key, each));
         if let Reading::Value(value) = reading {
@@ -205,16 +253,18 @@ fn of_map(snapshot: &MapSnapshot, each: &mut impl FnMut(Option<u32>, u64)) {
     }
 }
 
-/// Passes the addresses in a value to `each`: those of programs with the pid, those of the kernel
-/// without one.
-fn addresses(value: &Value, each: &mut impl FnMut(Option<u32>, u64)) {
+/// Passes all in a value that has a name in the guest to `each`.
+fn addresses(value: &Value, each: &mut impl FnMut(Named)) {
     match value {
-        Value::UserSymbol { pid, address } => each(Some(*pid), *address),
+        Value::UserSymbol { pid, address } => each(Named::User(*pid, *address)),
         Value::UserStack { pid, frames } => {
-            frames.iter().for_each(|frame| each(Some(*pid), *frame));
+            frames
+                .iter()
+                .for_each(|frame| each(Named::User(*pid, *frame)));
         }
-        Value::KernelSymbol(address) => each(None, *address),
-        Value::KernelStack(frames) => frames.iter().for_each(|frame| each(None, *frame)),
+        Value::KernelSymbol(address) => each(Named::Kernel(*address)),
+        Value::KernelStack(frames) => frames.iter().for_each(|frame| each(Named::Kernel(*frame))),
+        Value::Cgroup(id) => each(Named::Cgroup(*id)),
         Value::StackAs { stack, .. } => addresses(stack, each),
         Value::Tuple(items) | Value::Array(items) | Value::Record { items, .. } => {
             for item in items.iter() {

@@ -224,9 +224,17 @@ pub enum StatementKind {
         aggregation: Aggregation,
         /// The aggregated value; `None` for a count.
         value: Option<Expression>,
+        /// Of a linear histogram, its bounds and step, if an argument of the script is one of
+        /// them. Those of the aggregation are known when the arguments are.
+        range: Vec<Expression>,
     },
     /// An expression as a statement: `printf(...)`, `$x++`.
     Expression(Expression),
+    /// `let $x`: the variable is 0 until it is set.
+    Declare {
+        /// The variable's name without `$`.
+        variable: String,
+    },
     /// `if`.
     If {
         /// The condition: `then` runs if it is not 0.
@@ -487,6 +495,9 @@ pub enum ExpressionKind {
     SizeOfType(TypeName),
     /// The size of an expression's type: `sizeof(x)`. The expression is not evaluated.
     SizeOfValue(Box<Expression>),
+    /// A record that describes a type: `typeinfo(type)`. An expression is given by its `typeof`,
+    /// and not evaluated.
+    TypeInfo(TypeName),
     /// A member's offset: `offsetof(type, member)`. An expression is given by its `typeof`.
     OffsetOf {
         /// The structure.

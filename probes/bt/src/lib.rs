@@ -17,6 +17,7 @@
 //!   shown.
 #![forbid(unsafe_code)]
 
+mod arrangement;
 pub mod ast;
 mod check;
 pub mod compile;

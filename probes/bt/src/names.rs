@@ -221,7 +221,10 @@ pub fn candidates(name: &str) -> Vec<&'static str> {
         return meant.to_vec();
     }
     let builtins = BUILTINS.iter().map(|(name, _)| *name);
-    let functions = FUNCTIONS.iter().map(|signature| signature.name);
+    let functions = FUNCTIONS
+        .iter()
+        .filter(|signature| !matches!(signature.function, Function::Refused(_)))
+        .map(|signature| signature.name);
     let gatherers = GATHERERS.iter().map(|gatherer| gatherer.name);
     let all = builtins
         .chain(ARGUMENTS.iter().copied())

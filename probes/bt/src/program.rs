@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::arrangement::Arrangement;
 use crate::ast::{Aggregation, BinaryOperator, UnaryOperator};
 use crate::format::Format;
 use crate::registers::Register;
@@ -128,6 +129,10 @@ pub(crate) enum Operation {
     Tuple(usize),
     /// values -> record
     Record(Arc<[Arc<str>]>),
+    /// text, pattern -> whether the whole text matches
+    GlobMatch,
+    /// value -> the value with its records' members in this order
+    Arrange(Arc<Arrangement>),
     /// tuple or record -> value
     Item(usize),
     /// address -> array, of the numbers there.

@@ -47,7 +47,7 @@ fn put(slot: &mut SlotWriter<'_>, value: &Value) -> bool {
             head(slot, INT, 0) && slot.push_word(number.cast_unsigned())
         }
         Value::Bool(truth) => head(slot, INT, 0) && slot.push_word((*truth).into()),
-        Value::Unsigned(number) | Value::Address(number) => {
+        Value::Unsigned(number) | Value::Address(number) | Value::Cgroup(number) => {
             head(slot, UNSIGNED, 0) && slot.push_word(*number)
         }
         Value::Text(bytes) => head(slot, TEXT, bytes.len()) && put_bytes(slot, bytes),
@@ -184,6 +184,7 @@ mod tests {
             | Value::KernelSymbol(_)
             | Value::Bool(_)
             | Value::Address(_)
+            | Value::Cgroup(_)
             | Value::Enumerator { .. } => 2,
             Value::UserSymbol { .. } => 3,
             Value::Text(bytes) | Value::Bytes(bytes) => 1 + bytes.len().div_ceil(8),

@@ -24,6 +24,8 @@ pub enum Shape {
     Address,
     /// The name of an enum's number; the number where it has none.
     Enum(Arc<EnumNames>),
+    /// The path of the control group with this number.
+    Cgroup,
     /// A stack in another form than by names.
     Stack(StackForm),
     /// The shapes of the items of a tuple, or of the members of a record.
@@ -56,6 +58,8 @@ impl Shape {
             (Self::Bool, Value::Int(number)) => Value::Bool(number != 0),
             (Self::Address, Value::Int(number)) => Value::Address(number.cast_unsigned()),
             (Self::Address, Value::Unsigned(number)) => Value::Address(number),
+            (Self::Cgroup, Value::Int(id)) => Value::Cgroup(id.cast_unsigned()),
+            (Self::Cgroup, Value::Unsigned(id)) => Value::Cgroup(id),
             (Self::Enum(names), Value::Int(number)) => match names.get(&number) {
                 Some(name) => Value::Enumerator {
                     number,

@@ -56,7 +56,7 @@ pub enum Value {
         /// The address.
         address: u64,
     },
-    /// A number that is shown as `true` or `false`. It and the next two are made of numbers when
+    /// A number that is shown as `true` or `false`. It and the next three are made of numbers when
     /// these are shown: see [`Shape`](crate::shape::Shape).
     Bool(bool),
     /// A number that is shown as an address.
@@ -68,6 +68,8 @@ pub enum Value {
         /// The name.
         name: Arc<str>,
     },
+    /// The number of a control group, shown by its path. It is made as those before.
+    Cgroup(u64),
     /// A stack that is shown in another form than by names, made as the three before.
     StackAs {
         /// The form.
@@ -143,6 +145,10 @@ pub trait Names {
     fn kernel(&self, address: u64) -> String;
     /// Names a process's address in the same way.
     fn user(&self, pid: u32, address: u64) -> String;
+    /// Returns the path of the control group with this number; `None` if there is none.
+    fn cgroup(&self, _id: u64) -> Option<Vec<u8>> {
+        None
+    }
     /// Returns the first bytes of a file of the guest.
     fn file(&self, _path: &[u8]) -> FileContent {
         FileContent {

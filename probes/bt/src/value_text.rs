@@ -86,6 +86,11 @@ pub(crate) fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, na
             let members = members.collect::<Vec<_>>().join(&b", "[..]);
             out.extend([&b"{ "[..], &members, b" }"].concat());
         }
+        // The only hierarchy, as bpftrace names it.
+        Value::Cgroup(id) => match names.cgroup(*id) {
+            Some(path) => out.extend([b"unified:", &path[..]].concat()),
+            None => out.extend_from_slice(format!("(no control group {id})").as_bytes()),
+        },
         Value::KernelSymbol(address) => {
             write_symbol(out, &names.kernel(*address), dialect);
         }

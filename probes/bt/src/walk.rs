@@ -21,7 +21,9 @@ macro_rules! visit_children {
             | ExpressionKind::Boolean(_)
             | ExpressionKind::Constant(_)
             | ExpressionKind::Enumerator { .. } => {}
-            ExpressionKind::SizeOfType(of) | ExpressionKind::OffsetOf { of, .. } => {
+            ExpressionKind::SizeOfType(of)
+            | ExpressionKind::TypeInfo(of)
+            | ExpressionKind::OffsetOf { of, .. } => {
                 of.like.$iter().for_each(|like| $each(like));
             }
             ExpressionKind::Named { arguments, .. } => arguments.$iter().flatten().for_each($each),
@@ -106,7 +108,10 @@ pub fn expressions_mut(of: &mut Statement, each: &mut dyn FnMut(&mut Expression)
             each(first);
             each(end);
         }
-        StatementKind::ForMap { .. } | StatementKind::Break | StatementKind::Continue => {}
+        StatementKind::Declare { .. }
+        | StatementKind::ForMap { .. }
+        | StatementKind::Break
+        | StatementKind::Continue => {}
     }
 }
 
@@ -177,7 +182,10 @@ pub fn expressions<'a>(of: &'a Statement, each: &mut dyn FnMut(&'a Expression)) 
             each(first);
             each(end);
         }
-        StatementKind::ForMap { .. } | StatementKind::Break | StatementKind::Continue => {}
+        StatementKind::Declare { .. }
+        | StatementKind::ForMap { .. }
+        | StatementKind::Break
+        | StatementKind::Continue => {}
     }
 }
 

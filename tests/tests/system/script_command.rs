@@ -120,10 +120,34 @@ fn files_of_the_guest_are_printed_as_the_guest_prints_them() {
         "{load:?}"
     );
 
+    // It is the time of the last tick.
+    let seconds = |text: &str| {
+        let first = text.split_whitespace().next().unwrap_or_default();
+        let found = first.parse::<f64>();
+        found.unwrap_or_else(|e| panic!("{text}: {e}"))
+    };
+    let before = seconds(&guest.run("cat /proc/uptime"));
+    let uptime = guest.ask(&["trace", "-e", r#"BEGIN { cat("/proc/uptime"); }"#]);
+    let after = seconds(&guest.run("cat /proc/uptime"));
+    let printed = seconds(&uptime.stdout);
+    assert!(
+        before - 1.0 < printed && printed <= after,
+        "{before} {uptime:?} {after}"
+    );
+    assert_eq!(uptime.stdout.split_whitespace().count(), 2, "{uptime:?}");
+
+    // A script that has only BEGIN knows the guest's symbols and types, too.
+    let script = r#"BEGIN { printf("%d %s", kaddr("_stext") != 0, typeinfo(curtask->comm).1); }"#;
+    let ended = guest.ask(&["trace", "-e", script]);
+    assert_eq!(
+        (ended.stdout.as_str(), ended.stderr.as_str()),
+        ("1 string", ATTACHED)
+    );
+
     let script = r#"config = { max_cat_bytes = 3 } BEGIN { cat("/tmp/of/one"); cat("/tmp/of/none"); cat("/proc/1/fd"); }"#;
     let told = "\
 cat /tmp/of/none: not in the guest's memory, which has only files that were used lately
-cat /proc/1/fd: of /proc only loadavg, version, cmdline, and of a process auxv, cmdline, comm, environ and maps are read
+cat /proc/1/fd: of /proc only loadavg, uptime, version, cmdline, and of a process auxv, cmdline, comm, environ and maps are read
 ";
     let ended = guest.ask(&["trace", "-e", script]);
     assert_eq!(

@@ -212,8 +212,18 @@ pub enum Function {
     TypeTest(TypeTest),
     /// `memcmp(a, b, n)`.
     CompareBytes,
+    /// `cgroupid("path")`.
+    CgroupId,
+    /// `cgroup_path(id, "filter")`.
+    CgroupPath,
     /// `default_str_length()`.
     LongestText,
+    /// `strcap(text)`: the bytes that there are for a text.
+    TextRoom,
+    /// `globmatch(text, pattern)`.
+    GlobMatch,
+    /// `config()`: the settings of the script.
+    Config,
     /// `errorf(format, ...)`: to standard error.
     Errorf,
     /// `warnf(format, ...)`: to standard error.

@@ -7,6 +7,47 @@ use crate::format::Format;
 use crate::names::{self, FirstArgument, Signature};
 use crate::walk;
 
+/// Checks an expression whose value is dropped: a call, or a choice or a block of them.
+pub fn check_effect(of: &Expression, errors: &mut Vec<Diagnostic>) {
+    match &of.kind {
+        ExpressionKind::Call(call)
+            if names::signature_of(call.function).is_some_and(|known| !known.gives_value) =>
+        {
+            check_statement(call, of.span, errors);
+        }
+        ExpressionKind::Conditional {
+            condition,
+            then: Some(then),
+            otherwise,
+        } => {
+            check_value(condition, errors);
+            check_effect(then, errors);
+            check_effect(otherwise, errors);
+        }
+        // Its statements are checked as such.
+        ExpressionKind::Block(inner) if !inner.is_function => {
+            if let Some(value) = &inner.value {
+                check_effect(value, errors);
+            }
+        }
+        _ => check_value(of, errors),
+    }
+}
+
+/// Checks whether an expression does something, whatever its value.
+pub fn has_effect(of: &Expression) -> bool {
+    match &of.kind {
+        ExpressionKind::Call(call) => {
+            names::signature_of(call.function).is_some_and(|known| !known.gives_value)
+        }
+        ExpressionKind::Step { .. } | ExpressionKind::Block(_) => true,
+        ExpressionKind::Conditional {
+            then, otherwise, ..
+        } => has_effect(otherwise) || then.as_ref().is_some_and(|then| has_effect(then)),
+        _ => false,
+    }
+}
+
 /// Checks an expression whose value is used.
 pub fn check_value(of: &Expression, errors: &mut Vec<Diagnostic>) {
     walk::below(of, &mut |part| {
@@ -62,6 +103,16 @@ fn arguments(call: &Call, signature: &Signature, span: Span, errors: &mut Vec<Di
     let mut wrong = |message: String| errors.push(Diagnostic::new(argument.span, message));
     match (first, &argument.kind) {
         (FirstArgument::Any, _) | (FirstArgument::Text, ExpressionKind::Text(_)) => {}
+        // An argument of the script is known, too.
+        (FirstArgument::Text, ExpressionKind::Call(given))
+            if given.function == Function::Str
+                && matches!(
+                    given.arguments.as_slice(),
+                    [Expression {
+                        kind: ExpressionKind::Argument(_),
+                        ..
+                    }]
+                ) => {}
         (FirstArgument::Format, ExpressionKind::Text(text)) => {
             match Format::parse(text, Dialect::Normal).map(|format| format.takes().len()) {
                 Ok(wanted) if wanted != count - 1 => wrong(format!(
@@ -118,7 +169,10 @@ fn literals(call: &Call, signature: &Signature, errors: &mut Vec<Diagnostic>) {
     for argument in call.arguments.iter().skip(from) {
         let (is_literal, what) = match text {
             true => (matches!(argument.kind, ExpressionKind::Text(_)), "string"),
-            false => (argument.as_number().is_some(), "number"),
+            false => {
+                let is_argument = matches!(argument.kind, ExpressionKind::Argument(_));
+                (is_argument || argument.as_number().is_some(), "number")
+            }
         };
         if !is_literal {
             let Signature { name, usage, .. } = signature;

@@ -113,17 +113,26 @@ fn blocks_in(of: &Expression, in_loop: bool, errors: &mut Vec<Diagnostic>) {
     });
 }
 
+/// The greatest number of times that `unroll` repeats, as in bpftrace.
+const MOST_UNROLLED: i64 = 100;
+
 /// Checks the expressions of a statement.
 fn one(statement: &Statement, errors: &mut Vec<Diagnostic>) {
+    if let StatementKind::Repeat { times, .. } = &statement.kind
+        && let Some(number) = times.as_number()
+        && !(1..=MOST_UNROLLED).contains(&number)
+    {
+        let message =
+            format!("unroll {number} times: 1 is the least and {MOST_UNROLLED} the most; take for");
+        errors.push(Diagnostic::new(times.span, message));
+    }
     let StatementKind::Expression(expression) = &statement.kind else {
         walk::expressions(statement, &mut |value| calls::check_value(value, errors));
         return;
     };
     match &expression.kind {
         ExpressionKind::Call(call) => calls::check_statement(call, expression.span, errors),
-        ExpressionKind::Step { .. } | ExpressionKind::Block(_) => {
-            calls::check_value(expression, errors);
-        }
+        _ if calls::has_effect(expression) => calls::check_effect(expression, errors),
         _ => {
             errors.push(Diagnostic::new(
                 expression.span,

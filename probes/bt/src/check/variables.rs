@@ -32,7 +32,9 @@ pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
                 set.insert(name);
             }
         }
-        StatementKind::ForMap { variable, .. } | StatementKind::ForRange { variable, .. } => {
+        StatementKind::ForMap { variable, .. }
+        | StatementKind::ForRange { variable, .. }
+        | StatementKind::Declare { variable } => {
             set.insert(variable);
         }
         _ => {}

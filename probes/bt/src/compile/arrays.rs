@@ -5,7 +5,7 @@
 //! bounded: a larger array is bytes, and a larger structure is refused.
 
 use super::RuleCompiler;
-use super::like::Width;
+use super::extent::Extent;
 use super::types::{MemoryType, Type};
 use crate::ast::{Expression, Span};
 use crate::program::Operation;
@@ -89,7 +89,7 @@ impl RuleCompiler<'_, '_> {
     /// room for.
     pub(super) fn cast_to_array(
         &mut self,
-        (from, width): (Type, Width),
+        (from, extent): (Type, Extent),
         value: &Expression,
         (element, elements): (MemoryType, u64),
         span: Span,
@@ -104,9 +104,17 @@ impl RuleCompiler<'_, '_> {
                 size.map(|size| size.saturating_mul(*elements))
             }
             Type::Bool => Some(1),
-            _ => Some(width.bytes().into()),
+            _ => Some(u64::from(extent.bytes())),
         };
-        let size = size.unwrap_or(8);
+        let mut size = size.unwrap_or(8);
+        // A number in the script's text has the size that is wanted, if it fits.
+        let wanted = elements.saturating_mul(bytes.into());
+        if let Extent::Literal(..) = extent
+            && from.is_number()
+            && (size..=8).contains(&wanted)
+        {
+            size = wanted;
+        }
         let room = size / u64::from(bytes);
         let elements = if elements == 0 { room } else { elements };
         if elements == 0 || elements.checked_mul(bytes.into()) != Some(size) {

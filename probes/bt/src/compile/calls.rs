@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use probes::event::MAX_FRAMES;
 
-use super::like::Width;
 use super::types::{MemoryType, Type};
 use super::{RuleCompiler, shared_text, text_of, with};
-use crate::ast::{Call, Expression, ExpressionKind, Function, Span};
+use crate::ast::{BinaryOperator, Call, Expression, ExpressionKind, Function, Span};
 use crate::names;
 use crate::program::{Emission, Known, NumberText, Operation};
 use crate::registers::{REGISTERS, Register};
@@ -28,11 +27,33 @@ impl RuleCompiler<'_, '_> {
         {
             return;
         }
-        if let ExpressionKind::Block(block) = &of.kind {
-            return self.block_effect(block);
+        match &of.kind {
+            ExpressionKind::Block(block) => return self.block_effect(block),
+            ExpressionKind::Conditional {
+                condition,
+                then: Some(then),
+                otherwise,
+            } => return self.either_effect(condition, then, otherwise),
+            _ => {}
         }
         self.expression(of);
         self.put(Operation::Drop);
+    }
+
+    /// Compiles `condition ? then : otherwise` as a statement.
+    fn either_effect(&mut self, condition: &Expression, then: &Expression, otherwise: &Expression) {
+        match self.known_truth(condition) {
+            Some(true) => return self.effect(then),
+            Some(false) => return self.effect(otherwise),
+            None => {}
+        }
+        self.value(condition);
+        let no = self.jump(Operation::JumpIfZero);
+        self.effect(then);
+        let end = self.jump(Operation::Jump);
+        self.land(no);
+        self.effect(otherwise);
+        self.land(end);
     }
 
     /// Compiles a call of a function that returns nothing. Returns `false` if it is another
@@ -158,7 +179,7 @@ impl RuleCompiler<'_, '_> {
                 let mode = text_of(first).map(shared_text);
                 let form = mode.and_then(|mode| names::stack_form(&mode));
                 let form = form.unwrap_or(self.shared.script.stack_form);
-                let most = arguments.iter().find_map(Expression::as_number);
+                let most = arguments.iter().find_map(|of| self.known_number(of));
                 let most = most.and_then(|most| usize::try_from(most).ok());
                 let most = most.unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
                 let operation = match call.function {
@@ -187,11 +208,19 @@ impl RuleCompiler<'_, '_> {
                 self.of_number(arguments.get(2), Operation::CompareBytes, Type::Number)
             }
             Function::LongestText => self.quantity(longest as u64),
+            Function::TextRoom => self.text_room(first),
+            Function::GlobMatch => {
+                arguments.iter().for_each(|text| self.text(text));
+                self.gives(Operation::GlobMatch, Type::Bool)
+            }
+            Function::Config => self.config(),
             Function::TypeTest(test) => {
                 let found = first.is_some_and(|of| self.holds(test, of));
                 self.truth(found)
             }
             Function::Option => self.option(arguments),
+            Function::CgroupId => self.cgroup_id(first, span),
+            Function::CgroupPath => self.cgroup_path(arguments),
             Function::Find => {
                 arguments.iter().take(2).for_each(|text| self.text(text));
                 self.gives(Operation::Find, Type::Number)
@@ -202,10 +231,9 @@ impl RuleCompiler<'_, '_> {
             Function::AddressBytes => self.address_bytes(first, span),
             Function::Register => self.register(first, span),
             Function::ByteSwap => {
-                let before = self.here();
-                let found = self.number(first);
-                let width = first.map_or(Width::WHOLE, |of| self.width_of(of, &found, before));
-                self.gives(Operation::SwapBytes(width.bytes()), Type::Number)
+                self.number(first);
+                let bytes = self.extent.bytes();
+                self.gives(Operation::SwapBytes(bytes), Type::Number)
             }
             Function::NetworkShort => self.of_number(first, Operation::SwapBytes(2), Type::Number),
             Function::NetworkLong => self.of_number(first, Operation::SwapBytes(4), Type::Number),
@@ -245,36 +273,9 @@ impl RuleCompiler<'_, '_> {
         self.of_number(of, Operation::Text(kind), Type::Text)
     }
 
-    /// Compiles `getopt("name", default)`: the value of the script's argument `--name=value`, or of
-    /// `--name` alone, which is true.
-    fn option(&mut self, arguments: &[Expression]) -> Type {
-        let name = text_of(arguments.first()).unwrap_or_default();
-        let given = self.shared.options.arguments.iter().find_map(|given| {
-            match given.strip_prefix(b"--")?.strip_prefix(name)? {
-                [] => Some(None),
-                [b'=', value @ ..] => Some(Some(value.to_vec())),
-                _ => None,
-            }
-        });
-        match (given, arguments.get(1)) {
-            (Some(Some(value)), default) => {
-                let is_text = matches!(default.map(|of| &of.kind), Some(ExpressionKind::Text(_)));
-                match super::expressions::number_of(&value).filter(|_| !is_text) {
-                    Some(number) => self.constant(number),
-                    None if value == b"true" => self.truth(true),
-                    None if value == b"false" => self.truth(false),
-                    None => self.gives(Operation::Constant(Value::text(&value)), Type::Text),
-                }
-            }
-            (Some(None), _) => self.truth(true),
-            (None, Some(default)) => self.value(default),
-            (None, None) => self.truth(false),
-        }
-    }
-
     /// Compiles `pton("address")`: the bytes of an IPv4 or IPv6 address.
     fn address_bytes(&mut self, of: Option<&Expression>, span: Span) -> Type {
-        let text = shared_text(text_of(of).unwrap_or_default());
+        let text = shared_text(&self.literal(of).unwrap_or_default());
         let bytes: Arc<[u8]> = match text.parse() {
             Ok(IpAddr::V4(address)) => address.octets().as_slice().into(),
             Ok(IpAddr::V6(address)) => address.octets().as_slice().into(),
@@ -320,16 +321,7 @@ impl RuleCompiler<'_, '_> {
             true => STRICT_TEXT,
             false => self.shared.options.longest_text,
         };
-        let argument = match &of.kind {
-            ExpressionKind::Argument(number) => {
-                // Unchanged, number or not.
-                let at = number.checked_sub(1);
-                let given = at.and_then(|at| self.shared.positional_arguments().nth(at));
-                Some(given.cloned().unwrap_or_default())
-            }
-            _ => None,
-        };
-        let found = match argument {
+        let found = match self.argument_text(of) {
             Some(text) => {
                 self.put(Operation::Constant(Value::text(&text)));
                 Type::Text
@@ -378,18 +370,63 @@ impl RuleCompiler<'_, '_> {
         Type::Text
     }
 
+    /// Returns the text of `str($N)`: the argument as it was given, number or not. `str($N + 2)` is
+    /// its rest from there on.
+    fn argument_text(&self, of: &Expression) -> Option<Vec<u8>> {
+        let (number, from) = match &of.kind {
+            ExpressionKind::Argument(number) => (*number, 0),
+            ExpressionKind::Binary(BinaryOperator::Add, left, right) => match left.kind {
+                ExpressionKind::Argument(number) => {
+                    (number, usize::try_from(right.as_number()?).ok()?)
+                }
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let given = self.shared.argument(number).unwrap_or_default();
+        Some(given.get(from..).unwrap_or_default().to_vec())
+    }
+
+    /// Returns text that is known before the script runs: a literal, or `str($N)`.
+    pub(super) fn literal(&self, of: Option<&Expression>) -> Option<Vec<u8>> {
+        match &of?.kind {
+            ExpressionKind::Text(text) => Some(text.clone()),
+            ExpressionKind::Call(Call {
+                function: Function::Str,
+                arguments,
+                ..
+            }) => self.argument_text(arguments.first()?),
+            _ => None,
+        }
+    }
+
+    /// Compiles `strcap(text)`.
+    fn text_room(&mut self, of: Option<&Expression>) -> Type {
+        let Some(of) = of else {
+            return self.constant(0);
+        };
+        let (found, _) = self.type_alone(of);
+        match self.size_of(&found, &self.extent) {
+            Some(size) if found == Type::Text || self.is_char_array(&found) => self.quantity(size),
+            _ => {
+                self.text(of);
+                self.gives(Operation::Length, Type::Number)
+            }
+        }
+    }
+
     pub(super) fn is_char_array(&self, of: &Type) -> bool {
         matches!(of, Type::Lvalue(MemoryType::Array { element, .. }) if **element == MemoryType::Char)
     }
 
     fn kernel_address(&mut self, of: Option<&Expression>, span: Span) -> Type {
-        let Some(name) = text_of(of) else {
+        let Some(name) = self.literal(of) else {
             return self.refuse(
                 span,
                 "kaddr() takes the name of a symbol: kaddr(\"jiffies\")",
             );
         };
-        let name = shared_text(name);
+        let name = shared_text(&name);
         match self.shared.guest.symbol(&name) {
             Some(address) => {
                 let address = numbers::unsigned(address);
@@ -423,7 +460,7 @@ impl RuleCompiler<'_, '_> {
             _ => None,
         };
         let bytes = if family.or(size) == Some(16) { 16 } else { 4 };
-        if bytes == 16 || matches!(found, Type::Lvalue(_) | Type::Pointer(_)) {
+        if bytes == 16 || matches!(found, Type::Lvalue(_) | Type::Pointer(_) | Type::Shown) {
             return self.gives(Operation::AddressText { bytes }, Type::Text);
         }
         let other = self.settle(found, of.span);
@@ -432,7 +469,7 @@ impl RuleCompiler<'_, '_> {
     }
 
     fn register(&mut self, of: Option<&Expression>, span: Span) -> Type {
-        let name = shared_text(text_of(of).unwrap_or_default());
+        let name = shared_text(&self.literal(of).unwrap_or_default());
         match Register::of(&name) {
             Some(register) => self.gives(Operation::Known(Known::Register(register)), Type::Number),
             None => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use probes::event::{EventKind, MAX_FRAMES};
 
+use super::extent::Extent;
 use super::types::{MemoryType, Type};
 use super::{DEEPEST, MOST_EXPRESSIONS, RuleCompiler, TOO_LARGE, Value};
 use crate::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, UnaryOperator};
@@ -14,7 +15,12 @@ impl RuleCompiler<'_, '_> {
     /// Leaves a value that can be kept and shown: the text of a `char` array, not its address.
     pub(super) fn value(&mut self, of: &Expression) -> Type {
         let found = self.expression(of);
-        self.settle(found, of.span)
+        let is_place = matches!(found, Type::Lvalue(_));
+        let settled = self.settle(found, of.span);
+        if is_place && let Some(Operation::ReadText { most }) = self.code.last() {
+            self.extent = Extent::Text(*most as u64);
+        }
+        settled
     }
 
     /// Turns an lvalue into a value.
@@ -49,13 +55,22 @@ impl RuleCompiler<'_, '_> {
         self.depth += 1;
         self.spent += 1;
         // Translators that use each other can make a small script huge.
+        let before = self.here();
         let found = match self.depth > DEEPEST || self.spent > MOST_EXPRESSIONS {
             true if self.spent > MOST_EXPRESSIONS + 1 => Type::Any,
             true => self.refuse(of.span, TOO_LARGE),
             false => self.any_expression(of),
         };
         self.depth -= 1;
+        let own = self.own_extent.take();
+        self.extent = own.unwrap_or_else(|| self.extent_of(of, &found, before));
         found
+    }
+
+    /// Compiles values one behind the other. Returns their types and extents.
+    fn values<'e>(&mut self, of: impl Iterator<Item = &'e Expression>) -> (Vec<Type>, Vec<Extent>) {
+        of.map(|item| (self.value(item), self.extent.clone()))
+            .unzip()
     }
 
     fn any_expression(&mut self, of: &Expression) -> Type {
@@ -141,6 +156,7 @@ impl RuleCompiler<'_, '_> {
                     (None, _) => {}
                 }
                 let mut one = self.value(condition);
+                let mut extent = self.extent.clone();
                 let kept = then.is_none().then(|| self.new_slot());
                 if let Some(slot) = kept {
                     self.put(Operation::SetLocal(slot));
@@ -148,14 +164,19 @@ impl RuleCompiler<'_, '_> {
                 }
                 let no = self.jump(Operation::JumpIfZero);
                 match (then, kept) {
-                    (Some(then), _) => one = self.value(then),
+                    (Some(then), _) => {
+                        one = self.value(then);
+                        extent = self.extent.clone();
+                    }
                     (None, Some(slot)) => self.put(Operation::Local(slot)),
                     (None, None) => {}
                 }
                 let end = self.jump(Operation::Jump);
                 self.land(no);
                 let other = self.value(otherwise);
+                let other = self.arrange(other, &one);
                 self.land(end);
+                self.own_extent = Some(extent.joined(self.extent.clone()));
                 one.joined(other)
             }
             ExpressionKind::Step { place, by, postfix } => self.step(place, *by, *postfix),
@@ -167,20 +188,8 @@ impl RuleCompiler<'_, '_> {
                 ..
             } => self.member(owner, name, *name_span),
             ExpressionKind::Item { of: tuple, index } => {
-                let items = match self.value(tuple) {
-                    Type::Tuple(items) => items,
-                    Type::Any => Vec::new(),
-                    _ => return self.refuse(tuple.span, "expected a tuple"),
-                };
-                self.put(Operation::Item(*index));
-                match items.get(*index) {
-                    Some(item) => item.clone(),
-                    None if items.is_empty() || self.is_strict() => Type::Any,
-                    None => {
-                        let count = items.len();
-                        self.refuse(of.span, format!("a tuple of {count} has no item {index}"))
-                    }
-                }
+                let found = self.value(tuple);
+                self.item(found, tuple.span, *index)
             }
             ExpressionKind::Index { of: array, index } => self.index(array, index),
             ExpressionKind::Cast { to, of: value } => self.cast(to, value),
@@ -196,22 +205,43 @@ impl RuleCompiler<'_, '_> {
             }
             ExpressionKind::SizeOfValue(of_value) => self.size_of_value(of_value),
             ExpressionKind::OffsetOf { of: owner, members } => self.offset_of(owner, members),
+            ExpressionKind::TypeInfo(of_type) => self.type_info(of_type, of.span),
             ExpressionKind::Tuple(items) => {
-                let types = items.iter().map(|item| self.value(item)).collect();
+                let (types, extents) = self.values(items.iter());
+                self.own_extent = Some(Extent::Items(extents));
                 self.gives(Operation::Tuple(items.len()), Type::Tuple(types))
             }
             ExpressionKind::Translate { to, of: input } => self.translate(to, input),
             ExpressionKind::Block(block) => self.block_value(block),
             ExpressionKind::Record(members) => {
-                let members: Vec<(Arc<str>, Type)> = members
-                    .iter()
-                    .map(|(name, value)| (name.as_str().into(), self.value(value)))
-                    .collect();
-                self.record(members)
+                let (types, extents) = self.values(members.iter().map(|(_, value)| value));
+                self.own_extent = Some(Extent::Items(extents));
+                let names = members.iter().map(|(name, _)| name.as_str().into());
+                self.record(names.zip(types).collect())
             }
             // The parser has replaced all of them.
             ExpressionKind::Named { name, .. } => {
                 self.refuse(of.span, format!("unknown name '{name}'"))
+            }
+        }
+    }
+
+    /// Compiles an item of the tuple or record on the stack, which `span` gives.
+    pub(super) fn item(&mut self, of: Type, span: Span, index: usize) -> Type {
+        let items = match of {
+            Type::Tuple(items) => items,
+            Type::Record(members) => members.into_iter().map(|(_, of)| of).collect(),
+            Type::Any => Vec::new(),
+            _ => return self.refuse(span, "expected a tuple"),
+        };
+        self.put(Operation::Item(index));
+        self.own_extent = Some(self.extent.item(index));
+        match items.get(index) {
+            Some(item) => item.clone(),
+            None if items.is_empty() || self.is_strict() => Type::Any,
+            None => {
+                let count = items.len();
+                self.refuse(span, format!("a tuple of {count} has no item {index}"))
             }
         }
     }
@@ -245,8 +275,11 @@ impl RuleCompiler<'_, '_> {
             return Type::Bool;
         }
         let one = self.value(left);
-        let other = self.value(right);
+        let mut other = self.value(right);
         let is_equality = matches!(operator, BinaryOperator::Equal | BinaryOperator::NotEqual);
+        if is_equality {
+            other = self.arrange(other, &one);
+        }
         let is_order = matches!(
             operator,
             BinaryOperator::Less
@@ -432,26 +465,30 @@ impl RuleCompiler<'_, '_> {
 
     /// Compiles `$N`: a number if all of its text is one.
     fn argument_of_script(&mut self, number: usize) -> Type {
-        let given = number.checked_sub(1).and_then(|at| {
-            let mut positional = self.shared.positional_arguments();
-            positional.nth(at)
-        });
-        let Some(given) = given else {
+        let Some(given) = self.shared.argument(number).map(<[u8]>::to_vec) else {
             return match self.is_strict() {
                 true => self.gives(Operation::Constant(Value::text(b"")), Type::Any),
                 false => self.constant(0),
             };
         };
-        match number_of(given) {
-            Some(number) => self.constant(number),
-            None => self.gives(Operation::Constant(Value::text(given)), Type::Text),
+        match number_of(&given) {
+            Some(number) => self.gives(Operation::Constant(number), Type::Number),
+            None => self.gives(Operation::Constant(Value::text(&given)), Type::Text),
         }
+    }
+}
+
+/// Returns the number in an argument of the script, as [`number_of`] reads it, if it has a sign.
+pub(crate) fn argument_number(text: &[u8]) -> Option<i64> {
+    match number_of(text)? {
+        Value::Int(number) => Some(number),
+        _ => None,
     }
 }
 
 /// Returns the number in an argument of the script: decimal, octal or hexadecimal as C writes it,
 /// with a sign.
-pub(super) fn number_of(text: &[u8]) -> Option<i64> {
+pub(super) fn number_of(text: &[u8]) -> Option<Value> {
     let text = std::str::from_utf8(text).ok()?;
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -465,8 +502,11 @@ pub(super) fn number_of(text: &[u8]) -> Option<i64> {
     if digits.starts_with(['+', '-']) {
         return None;
     }
-    let number = i64::from_str_radix(digits, radix).ok()?;
-    Some(if negative { -number } else { number })
+    let number = u64::from_str_radix(digits, radix).ok()?;
+    match negative {
+        true => 0i64.checked_sub_unsigned(number).map(Value::Int),
+        false => Some(numbers::unsigned(number)),
+    }
 }
 
 #[cfg(test)]
@@ -476,11 +516,14 @@ mod tests {
     #[test]
     fn arguments_are_numbers_if_all_of_them_is_one() {
         for (text, expected) in [
-            ("12", Some(12)),
-            ("-3", Some(-3)),
-            ("0x1F", Some(31)),
-            ("010", Some(8)),
-            ("0", Some(0)),
+            ("12", Some(Value::Int(12))),
+            ("-3", Some(Value::Int(-3))),
+            ("0x1F", Some(Value::Int(31))),
+            ("010", Some(Value::Int(8))),
+            ("0", Some(Value::Int(0))),
+            ("0xffffffffffffffff", Some(Value::Unsigned(u64::MAX))),
+            ("-0x8000000000000000", Some(Value::Int(i64::MIN))),
+            ("-0x8000000000000001", None),
             ("12a", None),
             ("", None),
             ("--1", None),

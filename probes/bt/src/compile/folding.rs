@@ -29,12 +29,24 @@ impl RuleCompiler<'_, '_> {
             ExpressionKind::Boolean(truth) => Some(Value::Int((*truth).into())),
             ExpressionKind::Text(text) => Some(Value::text(text)),
             ExpressionKind::Argument(number) => {
-                let at = number.checked_sub(1)?;
-                let given = self.shared.positional_arguments().nth(at);
-                given.map_or(Some(Value::ZERO), |given| {
-                    super::expressions::number_of(given).map(Value::Int)
-                })
+                let given = self.shared.argument(*number);
+                given.map_or(Some(Value::ZERO), super::expressions::number_of)
             }
+            ExpressionKind::TypeInfo(of) => {
+                let items = self.type_names(of)?;
+                Value::tuple(&items)
+            }
+            ExpressionKind::Member { of, name, .. } => match &of.kind {
+                ExpressionKind::TypeInfo(of) => {
+                    let at = super::like::item_of_type_info(name)?;
+                    self.type_names(of)?.get(at).cloned()
+                }
+                _ => None,
+            },
+            ExpressionKind::Item { of, index } => match &of.kind {
+                ExpressionKind::TypeInfo(of) => self.type_names(of)?.get(*index).cloned(),
+                _ => None,
+            },
             ExpressionKind::ArgumentCount => {
                 let count = self.shared.positional_arguments().count();
                 i64::try_from(count).ok().map(Value::Int)
@@ -77,6 +89,14 @@ impl RuleCompiler<'_, '_> {
                 let (left, right) = (self.known(left)?, self.known(right)?);
                 numbers::binary(*operator, &left, &right, Dialect::Normal).ok()
             }
+            _ => None,
+        }
+    }
+
+    /// Returns the number that an expression is, if that is known before the script runs.
+    pub(super) fn known_number(&mut self, of: &Expression) -> Option<i64> {
+        match self.known(of)? {
+            Value::Int(number) => Some(number),
             _ => None,
         }
     }

@@ -1,36 +1,27 @@
-//! Types that a script takes from its values: `typeof(x)` and `sizeof(x)`. The value is compiled
-//! for its type alone, and not evaluated.
-//!
-//! A number that is read from the guest or cast has a width, also in a local variable. Another one
-//! has 64 bits: one in a map, and the results of operators.
+//! Types that a script takes from its values: `typeof(x)`, `sizeof(x)` and `typeinfo(x)`. The
+//! value is compiled for its type alone, and not evaluated.
 
 use std::mem::discriminant;
+use std::sync::Arc;
 
 use super::RuleCompiler;
+use super::extent::Extent;
 use super::types::{MemoryType, Type, around, pointer};
-use crate::ast::{Expression, ExpressionKind, LvalueKind, TypeName, UnaryOperator};
+use crate::ast::{Expression, Span, TypeName};
 use crate::program::Operation;
+use crate::value::Value;
 
-/// The width of a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Width {
-    /// Each that it fits into, as a number in the script's text: 64 bits where nothing else counts.
-    Any,
-    /// So many bytes, and whether they have a sign.
-    Of(u8, bool),
-}
+/// The members of the record that `typeinfo()` gives, and the names that they had before.
+pub(super) const TYPE_INFO: [(&str, &str); 3] = [
+    ("btf_id", "btf_id"),
+    ("base_type", "base_ty"),
+    ("full_type", "full_ty"),
+];
 
-impl Width {
-    /// 64 bits.
-    pub(super) const WHOLE: Self = Self::Of(8, true);
-
-    /// Returns the number of bytes.
-    pub(super) fn bytes(self) -> u8 {
-        match self {
-            Self::Any => 8,
-            Self::Of(bytes, _) => bytes,
-        }
-    }
+/// Returns the place of a member of what `typeinfo()` gives.
+pub(super) fn item_of_type_info(name: &str) -> Option<usize> {
+    let is_it = |(known, before): &(&str, &str)| [*known, *before].contains(&name);
+    TYPE_INFO.iter().position(is_it)
 }
 
 impl RuleCompiler<'_, '_> {
@@ -42,15 +33,16 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// Returns the type of a value, and that of such a thing in the guest's memory.
+    /// Returns the type of a value, and that of such a thing in the guest's memory. Its extent is
+    /// known then.
     pub(super) fn type_alone(&mut self, of: &Expression) -> (Type, Option<MemoryType>) {
         let before = self.here();
         let found = self.expression(of);
-        let (bytes, signed) = match self.width_of(of, &found, before) {
-            Width::Of(bytes, signed) if bytes < 8 => (bytes, signed),
+        self.code.truncate(before);
+        let (bytes, signed) = match self.extent {
+            Extent::Literal(bytes, signed) | Extent::Number(bytes, signed) => (bytes, signed),
             _ => (8, found != Type::Unsigned),
         };
-        self.code.truncate(before);
         let thing = match &found {
             Type::Lvalue(thing) => Some(thing.clone()),
             Type::Pointer(to) => Some(pointer(to.clone())),
@@ -68,53 +60,13 @@ impl RuleCompiler<'_, '_> {
             Type::Any
             | Type::Text
             | Type::Shown
+            | Type::Cgroup
             | Type::Stack(_)
             | Type::Tuple(_)
             | Type::Record(_)
             | Type::Translated { .. } => None,
         };
         (found, thing)
-    }
-
-    /// Returns the width of a number that has been compiled to the code from `before` on.
-    pub(super) fn width_of(&self, of: &Expression, found: &Type, before: usize) -> Width {
-        if !found.is_number() {
-            return Width::WHOLE;
-        }
-        let last = self.code.get(before..).and_then(<[_]>::last);
-        match (&of.kind, last) {
-            (ExpressionKind::Number(_) | ExpressionKind::Boolean(_), _) => Width::Any,
-            (ExpressionKind::Lvalue(place), _) => match &place.kind {
-                LvalueKind::Local(name) => {
-                    let local = self.locals.iter().rev().find(|local| local.name == *name);
-                    local.map_or(Width::WHOLE, |local| local.width)
-                }
-                LvalueKind::Global { .. } => Width::WHOLE,
-            },
-            (
-                ExpressionKind::Member { .. }
-                | ExpressionKind::Index { .. }
-                | ExpressionKind::Cast { .. }
-                | ExpressionKind::Builtin(_)
-                | ExpressionKind::Unary(UnaryOperator::Dereference, _),
-                Some(Operation::Load { bytes, signed } | Operation::Extend { bytes, signed }),
-            ) => Width::Of(*bytes, *signed),
-            (ExpressionKind::Call(_), Some(Operation::SwapBytes(bytes))) => {
-                Width::Of(*bytes, false)
-            }
-            _ => Width::WHOLE,
-        }
-    }
-
-    /// Widens a local variable to numbers of this width.
-    pub(super) fn widen(&mut self, name: &str, width: Width) {
-        if let Some(local) = self.locals.iter_mut().rev().find(|l| l.name == name) {
-            local.width = match (local.width, width) {
-                (Width::Any, other) | (other, Width::Any) => other,
-                (one, other) if one.bytes() < other.bytes() => other,
-                (one, _) => one,
-            };
-        }
     }
 
     /// Compiles a cast to the type of a value that is none of the guest's memory. Only another of
@@ -131,13 +83,24 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
+    /// Compiles `(string[N])text`: text of so many bytes, its NUL included.
+    pub(super) fn cast_to_text(&mut self, to: &TypeName, value: &Expression) -> Type {
+        let found = self.value(value);
+        if !matches!(found, Type::Text | Type::Any) {
+            return self.refuse(value.span, "only text is cast to string; str() reads it");
+        }
+        if let Some(room @ 1..) = to.elements {
+            self.quantity(room - 1);
+            self.put(Operation::CutText);
+            self.own_extent = Some(Extent::Text(room));
+        }
+        Type::Text
+    }
+
     /// Compiles `sizeof` of an expression.
     pub(super) fn size_of_value(&mut self, of: &Expression) -> Type {
-        let size = match self.type_alone(of) {
-            (_, Some(thing)) => self.shared.types.size(&thing),
-            (other, None) => size_of(&other),
-        };
-        match size {
+        let (found, _) = self.type_alone(of);
+        match self.size_of(&found, &self.extent) {
             Some(size) => self.quantity(size),
             None => self.refuse(
                 of.span,
@@ -145,16 +108,46 @@ impl RuleCompiler<'_, '_> {
             ),
         }
     }
-}
 
-/// Returns the number of bytes of a value that is not in memory. Items of a tuple stand one behind
-/// the other.
-fn size_of(of: &Type) -> Option<u64> {
-    match of {
-        Type::Bool => Some(1),
-        of if of.is_number() || matches!(of, Type::Pointer(_)) => Some(8),
-        Type::Tuple(items) => items.iter().map(size_of).sum(),
-        Type::Record(members) => members.iter().map(|(_, of)| size_of(of)).sum(),
-        _ => None,
+    /// Compiles `typeinfo`: a record of a number, which is 0, and the names of the type.
+    pub(super) fn type_info(&mut self, of: &TypeName, span: Span) -> Type {
+        let Some(items) = self.type_names(of) else {
+            self.refuse(span, "this type is not known");
+            return Type::Any;
+        };
+        let names = TYPE_INFO.map(|(name, _)| Arc::from(name));
+        let types = [Type::Number, Type::Text, Type::Text];
+        for item in items {
+            self.put(Operation::Constant(item));
+        }
+        self.record(names.into_iter().zip(types).collect())
+    }
+
+    /// Returns the items of what `typeinfo` gives for a type.
+    pub(super) fn type_names(&mut self, of: &TypeName) -> Option<[Value; 3]> {
+        let (base, full) = match &of.like {
+            Some(like) if of.pointers == 0 && of.elements.is_none() => {
+                let (found, _) = self.type_alone(like);
+                self.names_of(&found, &self.extent)
+            }
+            _ => {
+                let thing = self.named(of)?;
+                let full = self.shared.types.describe(&thing);
+                let base = match &thing {
+                    MemoryType::Pointer(_) => "pointer",
+                    MemoryType::Array { .. } => "array",
+                    MemoryType::Bool => "bool",
+                    MemoryType::Kernel(_) | MemoryType::Own(_) => "record",
+                    MemoryType::Number { .. } | MemoryType::Char | MemoryType::Enum { .. } => "int",
+                    MemoryType::Unknown => "none",
+                };
+                (base, full)
+            }
+        };
+        Some([
+            Value::ZERO,
+            Value::text(base.as_bytes()),
+            Value::text(full.as_bytes()),
+        ])
     }
 }

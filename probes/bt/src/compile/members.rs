@@ -6,7 +6,7 @@ use std::sync::Arc;
 use probes::event::EventKind;
 
 use super::types::{Member, MemoryType, Type, around};
-use super::{RuleCompiler, nearest, places, with};
+use super::{RuleCompiler, like, nearest, places, with};
 use crate::ast::{
     BinaryOperator, Builtin, Expression, ExpressionKind, Iteration, Span, TypeName, UnaryOperator,
 };
@@ -50,6 +50,12 @@ impl RuleCompiler<'_, '_> {
             && iteration.has(name)
         {
             return self.member_of_context(iteration, name);
+        }
+        if let ExpressionKind::TypeInfo(_) = of.kind
+            && let Some(at) = like::item_of_type_info(name)
+        {
+            let found = self.expression(of);
+            return self.item(found, of.span, at);
         }
         let said = self.shared.diagnostics.len();
         let owner = self.expression(of);
@@ -95,7 +101,12 @@ impl RuleCompiler<'_, '_> {
             }
             Type::Pointer(thing) | Type::Lvalue(thing) => thing,
             Type::Record(members) => return self.member_of_record(&members, name, span),
-            Type::Text | Type::Shown | Type::Stack(_) | Type::Tuple(_) | Type::Array { .. } => {
+            Type::Text
+            | Type::Shown
+            | Type::Cgroup
+            | Type::Stack(_)
+            | Type::Tuple(_)
+            | Type::Array { .. } => {
                 return self.refuse(span, format!("this has no member {name:?}"));
             }
         };
@@ -112,7 +123,10 @@ impl RuleCompiler<'_, '_> {
             .enumerate()
             .find(|(_, (known, _))| &**known == name)
         {
-            Some((at, (_, found))) => self.gives(Operation::Item(at), found.clone()),
+            Some((at, (_, found))) => {
+                self.own_extent = Some(self.extent.item(at));
+                self.gives(Operation::Item(at), found.clone())
+            }
             None => {
                 let names = nearest(name, of.iter().map(|(known, _)| &**known));
                 self.refuse_with(with(
@@ -207,6 +221,11 @@ impl RuleCompiler<'_, '_> {
             self.number(Some(index));
             return self.gives(Operation::ByteOfText, Type::Number);
         }
+        if let (Type::Tuple(_), Some(at)) = (&found, self.known_number(index))
+            && let Ok(at) = usize::try_from(at)
+        {
+            return self.item(found, of.span, at);
+        }
         if let Type::Array { element, elements } = found {
             return self.element_of_value(*element, elements, index);
         }
@@ -272,12 +291,14 @@ impl RuleCompiler<'_, '_> {
             },
             None => match self.shared.types.named(to) {
                 Some(thing) => thing,
+                None if to.base == "string" && to.pointers == 0 => {
+                    return self.cast_to_text(to, value);
+                }
                 None => return self.no_type(to),
             },
         };
-        let before = self.here();
         let from = self.expression(value);
-        let width = self.width_of(value, &from, before);
+        let extent = self.extent.clone();
         let is_address = matches!(from, Type::Lvalue(_));
         match thing {
             MemoryType::Pointer(to) => {
@@ -289,7 +310,7 @@ impl RuleCompiler<'_, '_> {
             }
             MemoryType::Kernel(_) | MemoryType::Own(_) if is_address => Type::Lvalue(thing),
             MemoryType::Array { element, elements } => {
-                self.cast_to_array((from, width), value, (*element, elements), to.span)
+                self.cast_to_array((from, extent), value, (*element, elements), to.span)
             }
             MemoryType::Kernel(_) | MemoryType::Own(_) | MemoryType::Unknown => {
                 let name = match to.like {

@@ -9,7 +9,9 @@ mod arrays;
 mod blocks;
 mod c_types;
 mod calls;
+mod cgroups;
 mod expressions;
+mod extent;
 mod fields;
 mod folding;
 mod layout;
@@ -18,9 +20,13 @@ mod members;
 mod moments;
 pub(crate) mod places;
 mod printing;
+mod records;
+mod settings;
 mod statements;
 mod types;
 mod variables;
+
+pub(crate) use expressions::argument_number;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -40,7 +46,7 @@ use crate::run::MOST_BYTES;
 use crate::shape::Shape;
 use crate::time::Zone;
 use crate::value::Value;
-use like::Width;
+use extent::Extent;
 use types::{Type, Types};
 
 /// The number of names suggested for an unknown one.
@@ -64,6 +70,14 @@ pub trait Guest {
     fn symbol(&self, name: &str) -> Option<u64>;
     /// Returns names of kernel symbols similar to `name`.
     fn nearest_symbols(&self, name: &str) -> Vec<String>;
+    /// Returns the number of the control group at a path below the hierarchy's root; `None` if
+    /// there is none.
+    ///
+    /// # Errors
+    /// The reason why that is not known.
+    fn cgroup(&self, _path: &str) -> Result<Option<u64>, String> {
+        Err("there is no guest".to_owned())
+    }
 }
 
 /// The options of a compilation.
@@ -166,6 +180,8 @@ struct Map {
     of: Option<Type>,
     /// The type of its keys, as far as it is known: what iterating over the map yields.
     key: Option<Type>,
+    /// The extents of its values and keys, as far as they are known.
+    extents: [Extent; 2],
 }
 
 impl Map {
@@ -174,6 +190,7 @@ impl Map {
         let shape = |of: Option<Type>| of.map_or(Shape::Plain, |of| of.shape());
         MapDeclaration {
             key_shape: shape(self.key),
+            is_keyed: self.keyed,
             shape: match self.declaration.kind {
                 MapKind::Scalar => shape(self.of),
                 MapKind::Aggregation(_) => Shape::Plain,
@@ -225,6 +242,7 @@ impl<'c> Compiler<'c> {
                 keyed: false,
                 of: None,
                 key: None,
+                extents: [Extent::Unset, Extent::Unset],
             });
             self.maps.len() - 1
         });
@@ -255,20 +273,17 @@ impl<'c> Compiler<'c> {
     }
 
     /// Returns the script's arguments that are no options of `getopt()`.
-    fn positional_arguments(&self) -> impl Iterator<Item = &Vec<u8>> {
-        let is_option = |given: &&Vec<u8>| {
-            let name = given.strip_prefix(b"--").unwrap_or_default();
-            let end = name
-                .iter()
-                .position(|byte| *byte == b'=')
-                .unwrap_or(name.len());
-            name.get(..end)
-                .is_some_and(|name| self.option_names.contains(name))
-        };
-        self.options
-            .arguments
-            .iter()
-            .filter(move |given| !is_option(given))
+    fn positional_arguments(&self) -> impl Iterator<Item = &[u8]> {
+        let given = self.options.arguments.iter();
+        given
+            .filter(|given| !is_option(given, &self.option_names))
+            .map(Vec::as_slice)
+    }
+
+    /// Returns the argument `$number`; `None` if it was not given.
+    fn argument(&self, number: usize) -> Option<&[u8]> {
+        let at = number.checked_sub(1)?;
+        self.positional_arguments().nth(at)
     }
 
     /// Notes that rules can emit a text of this length.
@@ -300,6 +315,9 @@ impl<'c> Compiler<'c> {
             operands: 0,
             depth: 0,
             spent: 0,
+            extent: Extent::Unknown,
+            own_extent: None,
+            declared: HashSet::new(),
         };
         if let Some(filter) = &rule.filter {
             body.value(filter);
@@ -359,6 +377,26 @@ impl<'c> Compiler<'c> {
     }
 }
 
+/// Returns those of a script's arguments that are no options of `getopt()`.
+pub(crate) fn positional<'a>(
+    script: &Script,
+    arguments: &'a [Vec<u8>],
+) -> impl Iterator<Item = &'a [u8]> {
+    let options = places::options(script);
+    let given = arguments.iter();
+    given
+        .filter(move |given| !is_option(given, &options))
+        .map(Vec::as_slice)
+}
+
+/// Checks whether an argument of the script is one of these options: `--name`, `--name=value`.
+fn is_option(given: &[u8], names: &HashSet<&[u8]>) -> bool {
+    let name = given.strip_prefix(b"--").unwrap_or_default();
+    let end = name.iter().position(|byte| *byte == b'=');
+    name.get(..end.unwrap_or(name.len()))
+        .is_some_and(|name| names.contains(name))
+}
+
 /// The compiler of one rule.
 struct RuleCompiler<'r, 'c> {
     shared: &'r mut Compiler<'c>,
@@ -378,13 +416,19 @@ struct RuleCompiler<'r, 'c> {
     depth: usize,
     /// The number of expressions so far.
     spent: usize,
+    /// The extent of the value that was compiled last.
+    extent: Extent,
+    /// The extent that the expression being compiled has found for itself.
+    own_extent: Option<Extent>,
+    /// The variables that `let $x` names.
+    declared: HashSet<String>,
 }
 
 struct Local {
     name: String,
     slot: usize,
     of: Type,
-    width: Width,
+    extent: Extent,
 }
 
 /// A loop that is being compiled: jumps whose targets are not known yet.
@@ -500,7 +544,12 @@ impl RuleCompiler<'_, '_> {
 fn words_of(of: &Type, longest_text: usize) -> usize {
     let text = 1 + longest_text.div_ceil(8);
     match of {
-        Type::Number | Type::Unsigned | Type::Bool | Type::Enum(_) | Type::Pointer(_) => 2,
+        Type::Number
+        | Type::Unsigned
+        | Type::Bool
+        | Type::Enum(_)
+        | Type::Cgroup
+        | Type::Pointer(_) => 2,
         Type::Array { element, elements } => arrays::words_of(element, *elements),
         Type::Shown => text.max(3),
         Type::Text => text,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::settings::LONGEST_FILE;
 use super::types::{MemoryType, Type};
 use super::{RuleCompiler, text_of};
 use crate::ast::{Expression, Span};
@@ -10,9 +11,6 @@ use crate::program::{Emission, Operation};
 use crate::render::Complaint;
 use crate::run::MOST_STRINGS;
 use crate::shape::Shape;
-
-/// The greatest number of bytes of a file that `cat()` prints, as in bpftrace (`max_cat_bytes`).
-const LONGEST_FILE: usize = 10 << 10;
 
 impl RuleCompiler<'_, '_> {
     /// Returns the place of a call, for the text that it writes.
@@ -104,16 +102,17 @@ impl RuleCompiler<'_, '_> {
         let Some(what) = arguments.first() else {
             return;
         };
-        let number = |at: usize| arguments.get(at).and_then(Expression::as_number);
+        let [top, divisor] = [1, 2].map(|at| {
+            let of = arguments.get(at)?;
+            self.known_number(of)
+        });
         if what.is_whole_global()
             && let Some(map) = self.whole_map(Some(what), what.span)
         {
             let emission = Emission::Map {
                 map,
-                top: number(1)
-                    .and_then(|n| usize::try_from(n).ok())
-                    .filter(|n| *n > 0),
-                divisor: number(2).filter(|n| *n > 0),
+                top: top.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
+                divisor: divisor.filter(|n| *n > 0),
             };
             let emission = self.emission(emission, &[Type::Number]);
             return self.put(Operation::EmitMap { emission, map });

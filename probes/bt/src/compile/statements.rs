@@ -1,6 +1,6 @@
 //! Compiles statements: operations that leave nothing on the stack.
 
-use super::like::Width;
+use super::extent::Extent;
 use super::types::Type;
 use super::variables::is_histogram;
 use super::{Loop, RuleCompiler};
@@ -33,8 +33,12 @@ impl RuleCompiler<'_, '_> {
                 place,
                 aggregation,
                 value,
+                ..
             } => self.aggregate(place, *aggregation, value.as_ref()),
             StatementKind::Expression(expression) => self.effect(expression),
+            StatementKind::Declare { variable } => {
+                self.declared.insert(variable.clone());
+            }
             StatementKind::If {
                 condition,
                 then,
@@ -102,11 +106,15 @@ impl RuleCompiler<'_, '_> {
         match &place.kind {
             LvalueKind::Local(name) => {
                 let mut of = self.local_operand(name, operator, place.span);
-                let before = self.here();
-                let found = self.value(value);
-                let width = match operator {
-                    Some(_) => Width::WHOLE,
-                    None => self.width_of(value, &found, before),
+                let known = self.locals.iter().rev().find(|local| local.name == *name);
+                let known = known.map(|local| local.of.clone());
+                let mut found = self.value(value);
+                if let Some(known) = known.filter(|_| operator.is_none()) {
+                    found = self.arrange(found, &known);
+                }
+                let extent = match operator {
+                    Some(_) => Extent::WHOLE,
+                    None => self.extent.clone(),
                 };
                 of = match operator {
                     Some(operator) => {
@@ -117,7 +125,7 @@ impl RuleCompiler<'_, '_> {
                     None => found,
                 };
                 let slot = self.local(name, of);
-                self.widen(name, width);
+                self.widen(name, extent);
                 self.put(Operation::SetLocal(slot));
             }
             LvalueKind::Global { name, keys } => {
@@ -129,7 +137,11 @@ impl RuleCompiler<'_, '_> {
                     return;
                 }
                 let keys = self.keys(map, keys);
-                let of = self.value(value);
+                let mut of = self.value(value);
+                if operator.is_none() {
+                    of = self.arrange(of, &self.type_of(map));
+                }
+                let extent = self.extent.clone();
                 match operator {
                     Some(operator) => {
                         self.must_be_number(&of, value.span);
@@ -139,11 +151,11 @@ impl RuleCompiler<'_, '_> {
                             keys,
                             operator,
                         });
-                        self.learn_map(map, of);
+                        self.learn_map(map, of, Extent::WHOLE);
                     }
                     None => {
                         self.put(Operation::SetGlobal { map, keys });
-                        self.learn_map(map, of);
+                        self.learn_map(map, of, extent);
                     }
                 }
             }
@@ -156,7 +168,7 @@ impl RuleCompiler<'_, '_> {
             return Type::Any;
         }
         let known = self.locals.iter().any(|local| local.name == name);
-        if !known {
+        if !known && !self.declared.contains(name) {
             self.refuse(span, format!("${name} is read before it is set"));
             return Type::Number;
         }
@@ -211,7 +223,7 @@ impl RuleCompiler<'_, '_> {
             }
         }
         if !is_histogram(aggregation) {
-            self.learn_map(map, Type::Number);
+            self.learn_map(map, Type::Number, Extent::WHOLE);
         }
     }
 
@@ -272,7 +284,10 @@ impl RuleCompiler<'_, '_> {
         };
         let key = self.shared.maps.get(map).and_then(|map| map.key.clone());
         let item = Type::Tuple(vec![key.unwrap_or(Type::Any), self.type_of(map)]);
+        let extents = [1, 0].map(|which| self.extent_of_map(map, which));
+        let extents = extents.map(|extent| extent.unwrap_or(Extent::Unknown));
         let slot = self.local(variable, item);
+        self.widen(variable, Extent::Items(extents.into()));
         self.put(Operation::Iterate(map));
         let again = self.here();
         self.put(Operation::Next {

@@ -36,6 +36,8 @@ pub(super) enum Type {
     },
     /// Bytes, a symbol, a stack: a value that can only be shown.
     Shown,
+    /// The number of a control group, shown by its path.
+    Cgroup,
     /// A stack.
     Stack(StackForm),
     /// A tuple.
@@ -78,6 +80,7 @@ impl Type {
             Self::Bool => Shape::Bool,
             Self::Enum(names) => Shape::Enum(names.clone()),
             Self::Pointer(_) => Shape::Address,
+            Self::Cgroup => Shape::Cgroup,
             Self::Stack(StackForm::Names) => Shape::Plain,
             Self::Stack(form) => Shape::Stack(*form),
             Self::Array { element, .. } => {
@@ -102,9 +105,25 @@ impl Type {
         match (self, other) {
             (one, other) if one == other => one,
             (one, other) if one.is_number() && other.is_number() => Self::Number,
+            (Self::Tuple(one), Self::Tuple(other)) if one.len() == other.len() => {
+                let both = one.into_iter().zip(other);
+                Self::Tuple(both.map(|(one, other)| one.joined(other)).collect())
+            }
+            (Self::Record(one), Self::Record(other)) if have_same_names(&one, &other) => {
+                let both = one.into_iter().zip(other);
+                let members = both.map(|((name, one), (_, other))| (name, one.joined(other)));
+                Self::Record(members.collect())
+            }
             _ => Self::Any,
         }
     }
+}
+
+/// Checks whether two records have members of the same names, in the same order.
+fn have_same_names(one: &[(Arc<str>, Type)], other: &[(Arc<str>, Type)]) -> bool {
+    one.iter()
+        .map(|(name, _)| name)
+        .eq(other.iter().map(|(name, _)| name))
 }
 
 /// The type of a thing in the guest's memory.

@@ -1,6 +1,6 @@
 //! Compiles variables, which live for one run of a rule or for the whole script.
 
-use super::like::Width;
+use super::extent::Extent;
 use super::types::Type;
 use super::{RuleCompiler, nearest, with};
 use crate::ast::{Aggregation, BinaryOperator, Expression, Lvalue, LvalueKind, Span};
@@ -32,9 +32,22 @@ impl RuleCompiler<'_, '_> {
                 }
                 let keys = self.keys(map, keys);
                 let of = self.type_of(map);
+                self.own_extent = match kind {
+                    MapKind::Scalar => self.extent_of_map(map, 0),
+                    MapKind::Aggregation(_) => None,
+                };
                 self.gives(Operation::Global { map, keys }, of)
             }
         }
+    }
+
+    /// Returns the extent of a map's values (0) or keys (1), as far as it is known.
+    pub(super) fn extent_of_map(&self, map: usize, which: usize) -> Option<Extent> {
+        let found = self.shared.maps.get(map)?.extents.get(which)?;
+        Some(match found {
+            Extent::Unset => Extent::Unknown,
+            known => known.clone(),
+        })
     }
 
     /// Returns the type of a map's values, as far as it is known.
@@ -57,7 +70,12 @@ impl RuleCompiler<'_, '_> {
         let local = self.locals.iter().rev().find(|local| local.name == name);
         if let Some(local) = local {
             let (slot, of) = (local.slot, local.of.clone());
+            self.own_extent = Some(local.extent.clone());
             return self.gives(Operation::Local(slot), of);
+        }
+        if self.declared.contains(name) {
+            let slot = self.local(name, Type::Number);
+            return self.gives(Operation::Local(slot), Type::Number);
         }
         if self.is_strict() {
             self.constant(0);
@@ -71,13 +89,27 @@ impl RuleCompiler<'_, '_> {
 
     /// Compiles the keys of an entry of the map, and returns their number.
     pub(super) fn keys(&mut self, map: usize, keys: &[Expression]) -> usize {
-        let mut types: Vec<Type> = keys.iter().map(|key| self.value(key)).collect();
-        let of = match types.len() {
-            1 => types.swap_remove(0),
-            _ => Type::Tuple(types),
+        let known = self.shared.maps.get(map).and_then(|map| map.key.clone());
+        let (mut types, mut extents) = (Vec::new(), Vec::new());
+        for (at, key) in keys.iter().enumerate() {
+            let found = self.value(key);
+            let wanted = match &known {
+                Some(Type::Tuple(items)) if keys.len() > 1 => items.get(at),
+                known => known.as_ref().filter(|_| keys.len() == 1),
+            };
+            types.push(match wanted {
+                Some(wanted) => self.arrange(found, wanted),
+                None => found,
+            });
+            extents.push(self.extent.clone());
+        }
+        let (of, extent) = match types.len() {
+            1 => (types.swap_remove(0), extents.swap_remove(0)),
+            _ => (Type::Tuple(types), Extent::Items(extents)),
         };
         if let Some(map) = self.shared.maps.get_mut(map) {
             join(&mut map.key, of);
+            join_extent(map.extents.get_mut(1), extent);
         }
         keys.len()
     }
@@ -100,6 +132,7 @@ impl RuleCompiler<'_, '_> {
                 let of = self.stepped(self.type_of_local(name));
                 let by = by.saturating_mul(self.step_of(&of));
                 let slot = self.local(name, of.clone());
+                self.widen(name, Extent::WHOLE);
                 self.put(Operation::StepLocal { slot, by, postfix });
                 of
             }
@@ -116,7 +149,7 @@ impl RuleCompiler<'_, '_> {
                     by,
                     postfix,
                 });
-                self.learn_map(map, of.clone());
+                self.learn_map(map, of.clone(), Extent::WHOLE);
                 of
             }
         }
@@ -158,10 +191,11 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// Notes that a map may hold values of this type.
-    pub(super) fn learn_map(&mut self, map: usize, of: Type) {
+    /// Notes that a map may hold values of this type and extent.
+    pub(super) fn learn_map(&mut self, map: usize, of: Type, extent: Extent) {
         if let Some(map) = self.shared.maps.get_mut(map) {
             join(&mut map.of, of);
+            join_extent(map.extents.first_mut(), extent);
         }
     }
 
@@ -177,9 +211,23 @@ impl RuleCompiler<'_, '_> {
             name: name.to_owned(),
             slot,
             of,
-            width: Width::Any,
+            extent: Extent::Unset,
         });
         slot
+    }
+
+    /// Notes that a local variable may hold values of this extent.
+    pub(super) fn widen(&mut self, name: &str, extent: Extent) {
+        if let Some(local) = self.locals.iter_mut().rev().find(|l| l.name == name) {
+            join_extent(Some(&mut local.extent), extent);
+        }
+    }
+}
+
+/// Widens what is known of a variable.
+fn join_extent(known: Option<&mut Extent>, extent: Extent) {
+    if let Some(known) = known {
+        *known = std::mem::replace(known, Extent::Unset).joined(extent);
     }
 }
 

@@ -133,6 +133,7 @@ impl<'a> Renderer<'a> {
             Some(
                 Value::Unsigned(number)
                 | Value::Address(number)
+                | Value::Cgroup(number)
                 | Value::KernelSymbol(number)
                 | Value::UserSymbol {
                     address: number, ..

@@ -61,6 +61,8 @@ pub struct MapDeclaration {
     pub key_shape: Shape,
     /// The shape of the values.
     pub shape: Shape,
+    /// Whether it has keys, as far as the script tells.
+    pub is_keyed: bool,
 }
 
 impl MapDeclaration {
@@ -73,6 +75,7 @@ impl MapDeclaration {
             size: None,
             key_shape: Shape::Plain,
             shape: Shape::Plain,
+            is_keyed: true,
         }
     }
 }
@@ -120,6 +123,8 @@ struct Map {
     storage: Storage,
     key_shape: Shape,
     shape: Shape,
+    /// Whether it is one count, which is there from the start, as in bpftrace.
+    is_count: bool,
 }
 
 #[derive(Debug)]
@@ -150,6 +155,8 @@ impl Maps {
                     name: declaration.name.into(),
                     key_shape: declaration.key_shape,
                     shape: declaration.shape,
+                    is_count: !declaration.is_keyed
+                        && kind == MapKind::Aggregation(Aggregation::Count),
                     storage: match kind {
                         MapKind::Scalar => Storage::Cells(Cells::new(dialect, size)),
                         MapKind::Aggregation(aggregation) => {
@@ -281,10 +288,13 @@ impl Maps {
         let Some(map) = self.maps.get(map) else {
             return MapSnapshot::default();
         };
-        let entries = match &map.storage {
+        let mut entries = match &map.storage {
             Storage::Cells(cells) => cells.entries(),
             Storage::Shards(shards) => shards.entries(),
         };
+        if entries.is_empty() && map.is_count {
+            entries.push((Key::default(), Reading::Value(Value::ZERO)));
+        }
         MapSnapshot::new(map.name.clone(), entries)
     }
 

@@ -153,6 +153,14 @@ pub const FUNCTIONS: &[Signature] = {
             Any,
         ),
         statement(
+            "signal_thread(number)",
+            F::Refused(
+                "a thread is not changed by being watched; see ptrace(3) of this machine for stopping one",
+            ),
+            (1, 1),
+            Any,
+        ),
+        statement(
             "override(value)",
             F::Refused("a guest is not changed by being watched"),
             (1, 1),
@@ -164,19 +172,10 @@ pub const FUNCTIONS: &[Signature] = {
             (1, 1),
             Any,
         ),
+        value("cgroupid(\"path\")", F::CgroupId, (1, 1), Text),
         value(
-            "cgroupid(\"path\")",
-            F::Refused(
-                "the guest's files are not at hand; compare cgroup with the number that ls -id shows in the guest",
-            ),
-            (1, 1),
-            Text,
-        ),
-        value(
-            "cgroup_path(cgroup)",
-            F::Refused(
-                "control groups have numbers here; see the column of exotrace ps for containers",
-            ),
+            "cgroup_path(cgroup, \"filter\")",
+            F::CgroupPath,
             (1, 2),
             Any,
         ),
@@ -195,6 +194,9 @@ pub const FUNCTIONS: &[Signature] = {
         statement("fail(\"format\", ...)", F::FailScript, (1, MANY), Format),
         value("memcmp(a, b, length)", F::CompareBytes, (3, 3), Any),
         value("default_str_length()", F::LongestText, (0, 0), Any),
+        value("strcap(string)", F::TextRoom, (1, 1), Any),
+        value("globmatch(string, pattern)", F::GlobMatch, (2, 2), Any),
+        value("config()", F::Config, (0, 0), Any),
         value("is_array(value)", F::TypeTest(TypeTest::Array), (1, 1), Any),
         value(
             "is_integer(value)",

@@ -96,6 +96,7 @@ fn statement(of: &Statement) -> String {
             place: target,
             aggregation,
             value,
+            range,
         } => {
             let name = names::aggregation_name(*aggregation).trim_end_matches("()");
             let mut out = format!("({name} {}", place(target));
@@ -106,11 +107,15 @@ fn statement(of: &Statement) -> String {
                 out += &format!(" {} {} {:?}", kind.interval, kind.intervals, kind.part);
             }
             if let Aggregation::LinearHistogram { min, max, step } = aggregation {
-                out += &format!(" {min} {max} {step}");
+                out += &match range.is_empty() {
+                    true => format!(" {min} {max} {step}"),
+                    false => format!(" {}", list("range", range)),
+                };
             }
             out + ")"
         }
         StatementKind::Expression(value) => expression(value),
+        StatementKind::Declare { variable } => format!("(let ${variable})"),
         StatementKind::If {
             condition,
             then,
@@ -223,6 +228,7 @@ pub fn expression(of: &Expression) -> String {
         }
         ExpressionKind::SizeOfType(of) => format!("(sizeof {})", type_name(of)),
         ExpressionKind::SizeOfValue(of) => format!("(sizeof {})", expression(of)),
+        ExpressionKind::TypeInfo(of) => format!("(typeinfo {})", type_name(of)),
         ExpressionKind::OffsetOf { of, members } => {
             format!("(offsetof {} {})", type_name(of), members.join("."))
         }

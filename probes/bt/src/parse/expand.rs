@@ -351,7 +351,9 @@ impl Substitution {
                 *variable = self.local(variable);
                 self.map(map);
             }
-            StatementKind::ForRange { variable, .. } => *variable = self.local(variable),
+            StatementKind::ForRange { variable, .. } | StatementKind::Declare { variable } => {
+                *variable = self.local(variable);
+            }
             _ => {}
         }
         let mut fits = true;
@@ -383,6 +385,29 @@ impl Substitution {
             *of = by.clone();
             return true;
         }
+        if let ExpressionKind::SizeOfType(to)
+        | ExpressionKind::TypeInfo(to)
+        | ExpressionKind::OffsetOf { of: to, .. } = &mut of.kind
+            && to.like.is_none()
+            && let Some(By::Expression(by)) = self.by.get(&to.base)
+        {
+            // The parameter's name was taken for a type's.
+            let mut size = 0;
+            walk::count(by, &mut size);
+            let Some(room) = self.room.checked_sub(size) else {
+                return false;
+            };
+            self.room = room;
+            to.like = Some(Box::new(by.clone()));
+            if let ExpressionKind::SizeOfType(to) = &mut of.kind
+                && to.pointers == 0
+                && to.elements.is_none()
+                && let Some(like) = to.like.take()
+            {
+                of.kind = ExpressionKind::SizeOfValue(like);
+            }
+            return true;
+        }
         if let Some(place) = self.place {
             place_names(of, place);
         }
@@ -404,6 +429,7 @@ fn place_names(of: &mut Expression, place: Span) {
         ExpressionKind::Call(call) => call.name_span = place,
         ExpressionKind::Cast { to, .. }
         | ExpressionKind::SizeOfType(to)
+        | ExpressionKind::TypeInfo(to)
         | ExpressionKind::OffsetOf { of: to, .. } => to.span = place,
         _ => {}
     }

@@ -354,6 +354,8 @@ impl Parser<'_> {
         match word {
             "sizeof" => return self.size_of(),
             "offsetof" => return self.offset_of(),
+            "typeinfo" => return self.type_info(),
+            "if" => return self.if_value(),
             "xlate" => {
                 self.next()?;
                 return self.translate(span);
@@ -361,6 +363,8 @@ impl Parser<'_> {
             _ => {}
         }
         self.next()?;
+        // bpftrace's own name of a value.
+        let word = word.strip_prefix("__builtin_").unwrap_or(word);
         // Conditions that are known are found without it.
         if word == "comptime" && self.at_operand()? {
             return self.operand();

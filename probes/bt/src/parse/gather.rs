@@ -1,7 +1,9 @@
 //! Parses calls of functions that gather values in a map: `count()`, `lhist(x, 0, 100, 10)`.
 
 use super::{Parsed, Parser};
-use crate::ast::{Aggregation, Expression, ExpressionKind, SeriesKind, SeriesPart, Span};
+use crate::ast::{
+    Aggregation, Expression, ExpressionKind, Lvalue, SeriesKind, SeriesPart, Span, StatementKind,
+};
 use crate::diagnostic::Diagnostic;
 use crate::names::{self, AggregateFn};
 
@@ -13,11 +15,12 @@ const MOST_BITS: u32 = 5;
 const MOST_INTERVALS: u32 = 4096;
 
 impl Parser<'_> {
-    /// Parses the arguments of an aggregating function, whose name was read.
+    /// Parses the arguments of an aggregating function, whose name was read, for a variable.
     pub(super) fn gather(
         &mut self,
         gatherer: &AggregateFn,
-    ) -> Parsed<(Aggregation, Option<Expression>)> {
+        place: Lvalue,
+    ) -> Parsed<StatementKind> {
         let name_span = self.last;
         self.next()?;
         let what = format!("after the arguments of {}()", gatherer.name);
@@ -29,6 +32,7 @@ impl Parser<'_> {
         }
         let mut arguments = arguments.into_iter();
         let value = arguments.next();
+        let mut range = Vec::new();
         let aggregation = match gatherer.name {
             "count" => Aggregation::Count,
             "sum" => Aggregation::Sum,
@@ -58,11 +62,24 @@ impl Parser<'_> {
                 time_series(&rest, self.since(name_span))?
             }
             _ => {
-                let range: Vec<Expression> = arguments.collect();
-                linear_histogram(&range)?
+                range = arguments.collect();
+                let is_argument = |of: &Expression| matches!(of.kind, ExpressionKind::Argument(_));
+                match range.iter().any(is_argument) {
+                    true => Aggregation::LinearHistogram {
+                        min: 0,
+                        max: 1,
+                        step: 1,
+                    },
+                    false => linear_histogram(&std::mem::take(&mut range))?,
+                }
             }
         };
-        Ok((aggregation, value))
+        Ok(StatementKind::Aggregate {
+            place,
+            aggregation,
+            value,
+            range,
+        })
     }
 }
 
@@ -104,14 +121,14 @@ fn time_series(arguments: &[Expression], span: Span) -> Parsed<Aggregation> {
 }
 
 /// Returns the histogram with equal steps for `min, max, step`.
-fn linear_histogram(range: &[Expression]) -> Parsed<Aggregation> {
+pub(crate) fn linear_histogram(range: &[Expression]) -> Parsed<Aggregation> {
     let mut numbers = [0i64; 3];
     for ((argument, slot), name) in range
         .iter()
         .zip(&mut numbers)
         .zip(["smallest", "largest", "step"])
     {
-        let ExpressionKind::Number(number) = argument.kind else {
+        let Some(number) = argument.as_number() else {
             let message = format!("the {name} of lhist() must be a number as such");
             return Err(Diagnostic::new(argument.span, message));
         };
@@ -121,7 +138,7 @@ fn linear_histogram(range: &[Expression]) -> Parsed<Aggregation> {
     let span = range
         .iter()
         .map(|argument| argument.span)
-        .reduce(super::super::ast::Span::to)
+        .reduce(Span::to)
         .unwrap_or_default();
     let wrong = |message: String| Err(Diagnostic::new(span, message));
     if max <= min {

@@ -13,6 +13,7 @@ use crate::ast::{
 };
 use crate::diagnostic::Diagnostic;
 use crate::lex::normal::{Lexer, TokenKind};
+use crate::names;
 
 /// The greatest number of parameters.
 const MOST_PARAMETERS: usize = 64;
@@ -118,7 +119,8 @@ impl<'t> Parser<'t> {
                 kind: StatementKind::Expression(value),
                 ..
             }) => Some(value),
-            _ => None,
+            _ if self.ended_by_semicolon => None,
+            _ => branches_value(&mut block),
         };
         let found = BlockExpression {
             block,
@@ -138,6 +140,30 @@ impl<'t> Parser<'t> {
             return Err(Diagnostic::new(span, message));
         }
         node(ExpressionKind::Block(Box::new(found)), span, below)
+    }
+
+    /// Parses `if (condition) { x } else { y }` as an operand; `if` is ahead. Without `else`, the
+    /// other value is 0.
+    pub(super) fn if_value(&mut self) -> Parsed<Tall> {
+        let start = self.here()?;
+        let before = std::mem::replace(&mut self.highest, 0);
+        let condition = self.condition()?;
+        let mut below = self.highest;
+        self.highest = before.max(below);
+        let then = self.deeper(Self::block_operand)?;
+        below = below.max(then.height);
+        let otherwise = match (self.eat_word("else")?, self.peek()?.kind) {
+            (true, TokenKind::Word("if")) => self.deeper(Self::if_value)?,
+            (true, _) => self.deeper(Self::block_operand)?,
+            (false, _) => node(ExpressionKind::Number(0), start, 0)?,
+        };
+        below = below.max(otherwise.height);
+        let kind = ExpressionKind::Conditional {
+            condition: Box::new(condition),
+            then: Some(Box::new(then.expression)),
+            otherwise: Box::new(otherwise.expression),
+        };
+        node(kind, self.since(start), below)
     }
 
     /// Makes the constants of `#define`, of which `text` has the values.
@@ -165,6 +191,73 @@ impl<'t> Parser<'t> {
             }
         });
         made.collect()
+    }
+}
+
+/// Takes an `if` with two values from the end of a block: `{ if (c) { x } else { y } }`.
+fn branches_value(of: &mut Block) -> Option<Expression> {
+    if !of.statements.last().is_some_and(has_values) {
+        return None;
+    }
+    let Statement {
+        kind:
+            StatementKind::If {
+                condition,
+                then,
+                otherwise,
+            },
+        span,
+    } = of.statements.pop()?
+    else {
+        return None;
+    };
+    let value = |mut block: Block| {
+        let value = match branches_value(&mut block) {
+            Some(value) => Some(value),
+            None => match block.statements.pop()?.kind {
+                StatementKind::Expression(value) => Some(value),
+                _ => None,
+            },
+        };
+        let kind = ExpressionKind::Block(Box::new(BlockExpression {
+            block,
+            value,
+            is_function: false,
+        }));
+        Some(Box::new(Expression { kind, span }))
+    };
+    let kind = ExpressionKind::Conditional {
+        condition: Box::new(condition),
+        then: Some(value(then)?),
+        otherwise: value(otherwise)?,
+    };
+    Some(Expression { kind, span })
+}
+
+/// Checks whether both branches of an `if` end in a value.
+fn has_values(of: &Statement) -> bool {
+    let StatementKind::If {
+        then, otherwise, ..
+    } = &of.kind
+    else {
+        return false;
+    };
+    [then, otherwise].into_iter().all(|block| {
+        let last = block.statements.last();
+        last.is_some_and(|last| match &last.kind {
+            StatementKind::Expression(value) => !is_effect(value),
+            _ => has_values(last),
+        })
+    })
+}
+
+/// Checks whether an expression is the call of a function that gives no value.
+fn is_effect(of: &Expression) -> bool {
+    match &of.kind {
+        ExpressionKind::Call(call) => {
+            names::signature_of(call.function).is_none_or(|known| !known.gives_value)
+        }
+        _ => false,
     }
 }
 

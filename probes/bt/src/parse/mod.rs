@@ -35,6 +35,9 @@ use crate::ast::{Dialect, Macro, Script, Span};
 use crate::check;
 use crate::diagnostic::{Diagnostic, MOST_ERRORS};
 use crate::lex::normal::{Lexer, Token, TokenKind};
+pub(crate) use gather::linear_histogram;
+pub(crate) use rules::probe_kind;
+pub(crate) use timers::has_argument;
 pub use tree::HIGHEST;
 
 /// The macros of the language itself.

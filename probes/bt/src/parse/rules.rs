@@ -1,6 +1,6 @@
 //! Parses rules, and the other parts at the outermost level of a script.
 
-use super::timers::{event, timer};
+use super::timers::{event, has_argument, timer};
 use super::{Parsed, Parser};
 use crate::ast::{MapSize, MissingProbes, ProbeKind, ProbeSpec, Rule, Script};
 use crate::diagnostic::Diagnostic;
@@ -53,12 +53,27 @@ const MAP_KINDS: &[&str] = &[
     "percpuarray",
 ];
 
+/// Returns the kind of the probe that `text` names.
+///
+/// # Errors
+/// A sentence if it is a timer or an event that there is not.
+pub(crate) fn probe_kind(text: &str) -> Result<ProbeKind, String> {
+    match text {
+        "BEGIN" | "begin" | "dtrace:::BEGIN" => Ok(ProbeKind::Begin),
+        "END" | "end" | "dtrace:::END" => Ok(ProbeKind::End),
+        _ => timer(text)
+            .or_else(|| event(text))
+            .unwrap_or_else(|| Ok(ProbeKind::Pattern(text.replace('"', "")))),
+    }
+}
+
 impl Parser<'_> {
     /// Parses all of the text; the errors are in `errors`.
     pub(super) fn script(&mut self) -> Script {
         let mut script = Script::default();
         loop {
-            self.ahead = None;
+            // A token that was only looked at belongs to the next part.
+            self.rewind(self.position());
             self.depth = 0;
             self.in_filter = false;
             self.input = None;
@@ -275,17 +290,13 @@ impl Parser<'_> {
         let Ok(text) = std::str::from_utf8(bytes) else {
             return Err(Diagnostic::new(span, "this probe's name is not UTF-8"));
         };
-        let kind = match text {
-            "BEGIN" | "begin" | "dtrace:::BEGIN" => ProbeKind::Begin,
-            "END" | "end" | "dtrace:::END" => ProbeKind::End,
-            _ => match timer(text).or_else(|| event(text)) {
-                Some(timer) => timer.unwrap_or_else(|message| {
-                    self.report(Diagnostic::new(span, message));
-                    ProbeKind::Pattern(text.to_owned())
-                }),
-                None => ProbeKind::Pattern(text.replace('"', "")),
-            },
-        };
+        let kind = probe_kind(text).unwrap_or_else(|message| {
+            // The whole name is known when the script's arguments are.
+            if !has_argument(text) {
+                self.report(Diagnostic::new(span, message));
+            }
+            ProbeKind::Pattern(text.to_owned())
+        });
         Ok(ProbeSpec { kind, span })
     }
 

@@ -160,12 +160,15 @@ impl Parser<'_> {
                 _ => missing,
             });
         }
-        // `let $x;`: all variables exist, with the value 0.
-        if let StatementKind::Expression(of) = &kind
-            && word == "let"
-            && matches!(of.kind, ExpressionKind::Lvalue(_))
+        // `let $x;`
+        if word == "let"
+            && let StatementKind::Expression(of) = &kind
+            && let ExpressionKind::Lvalue(place) = &of.kind
+            && let LvalueKind::Local(variable) = &place.kind
         {
-            return Ok(None);
+            let variable = variable.clone();
+            let kind = StatementKind::Declare { variable };
+            return Ok(Some(Statement { kind, span }));
         }
         Ok(Some(Statement { kind, span }))
     }
@@ -253,12 +256,7 @@ impl Parser<'_> {
                 let message = format!("{word}() gathers in a global variable: @{name} = {usage}");
                 return Err(Diagnostic::new(place.span, message));
             }
-            let (aggregation, value) = self.gather(gatherer)?;
-            return Ok(StatementKind::Aggregate {
-                place,
-                aggregation,
-                value,
-            });
+            return self.gather(gatherer, place);
         }
         Ok(StatementKind::Assign {
             place,
@@ -269,7 +267,7 @@ impl Parser<'_> {
 
     /// Parses the condition behind a word that is ahead: in parentheses, or any expression before
     /// `{`.
-    fn condition(&mut self) -> Parsed<Expression> {
+    pub(super) fn condition(&mut self) -> Parsed<Expression> {
         self.next()?;
         let start = self.position();
         if self.eat("(")? {

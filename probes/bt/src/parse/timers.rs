@@ -4,6 +4,12 @@ use probes::provider::timer::{FASTEST, INTERVAL, PROFILE, UNITS, period};
 
 use crate::ast::{Iteration, ProbeKind};
 
+/// Checks whether a probe's name has an argument of the script in it: `kprobe:$1`.
+pub(crate) fn has_argument(text: &str) -> bool {
+    let mut parts = text.split('$').skip(1);
+    parts.any(|part| part.starts_with(|first: char| first.is_ascii_digit()))
+}
+
 /// Parses `profile:hz:99`, the same with the number alone or with its unit behind it, and
 /// bpftrace's short names. The result has the form of the timers' provider. It is `None` if `text`
 /// is no timer.

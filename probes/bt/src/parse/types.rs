@@ -136,6 +136,24 @@ impl Parser<'_> {
         node(kind, self.since(start), below)
     }
 
+    /// Parses `typeinfo(type)` and `typeinfo(expression)`.
+    pub(super) fn type_info(&mut self) -> Parsed<Tall> {
+        let start = self.next()?.span;
+        self.expect("(", "after typeinfo")?;
+        let (of, below) = match self.at_type()? {
+            true => {
+                let (of, below) = self.type_or_typeof()?;
+                (self.array_of(of)?, below)
+            }
+            false => {
+                let of = self.inside(Self::tall)?;
+                (self.type_of(of.expression), of.height)
+            }
+        };
+        self.expect(")", "after typeinfo's type")?;
+        node(ExpressionKind::TypeInfo(of), self.since(start), below)
+    }
+
     /// Parses `offsetof(type, member.member)` and `offsetof(expression, member)`.
     pub(super) fn offset_of(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;

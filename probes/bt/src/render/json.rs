@@ -124,7 +124,7 @@ fn of_histogram(buckets: Buckets, counts: &Histogram, divisor: u64) -> String {
         });
         format!("{{{min}{max}\"count\": {}}}", count / divisor.max(1))
     });
-    format!("[{}]", joined(rows))
+    array(rows)
 }
 
 /// Renders the intervals that have values.
@@ -141,7 +141,7 @@ fn of_series(series: &Series) -> String {
             "{{\"interval_start\": {time}, \"value\": {value}}}"
         ))
     });
-    format!("[{}]", joined(rows))
+    array(rows)
 }
 
 fn of_value(value: &Value, dialect: Dialect, names: &dyn Names) -> String {
@@ -154,7 +154,7 @@ fn of_value(value: &Value, dialect: Dialect, names: &dyn Names) -> String {
         Value::Enumerator { number, .. } => number.to_string(),
         Value::Tuple(values) | Value::Array(values) => {
             let values = values.iter().map(|value| of_value(value, dialect, names));
-            format!("[{}]", joined(values))
+            array(values)
         }
         Value::Record {
             names: members,
@@ -168,6 +168,11 @@ fn of_value(value: &Value, dialect: Dialect, names: &dyn Names) -> String {
         }
         _ => string(&text_of(value, dialect, names)),
     }
+}
+
+/// Renders an array, which has no blanks, as in bpftrace.
+fn array(parts: impl Iterator<Item = String>) -> String {
+    format!("[{}]", parts.collect::<Vec<_>>().join(","))
 }
 
 fn joined(parts: impl Iterator<Item = String>) -> String {

@@ -303,7 +303,7 @@ fn json_is_one_object_a_line() {
         .into(),
     );
     let line = json::render(&Output::Print(shown.clone()), Dialect::Normal, &Fixed);
-    let expected = r#"{"type": "value", "data": [true, 16, 3, [1, 2]]}"#;
+    let expected = r#"{"type": "value", "data": [true,16,3,[1,2]]}"#;
     assert_eq!(line, format!("{expected}\n"));
     let line = text::render(&Output::Print(shown), Dialect::Normal, &Fixed);
     assert_eq!(line, b"(true, 0x10, THREE, [1,2])\n");
@@ -331,11 +331,11 @@ fn json_is_one_object_a_line() {
         ),
         (
             map(&[(&[], histogram(Buckets::Power { bits: 0 }, &[-1, 0, 5]))]),
-            r#"{"type": "hist", "data": {"@x": [{"max": -1, "count": 1}, {"min": 0, "max": 0, "count": 1}, {"min": 1, "max": 1, "count": 0}, {"min": 2, "max": 3, "count": 0}, {"min": 4, "max": 7, "count": 1}]}}"#,
+            r#"{"type": "hist", "data": {"@x": [{"max": -1, "count": 1},{"min": 0, "max": 0, "count": 1},{"min": 1, "max": 1, "count": 0},{"min": 2, "max": 3, "count": 0},{"min": 4, "max": 7, "count": 1}]}}"#,
         ),
         (
             map(&[(&[int(1)], histogram(linear, &[5, 20]))]),
-            r#"{"type": "hist", "data": {"@x": {"1": [{"min": 0, "max": 9, "count": 1}, {"min": 10, "max": 19, "count": 0}, {"min": 20, "count": 1}]}}}"#,
+            r#"{"type": "hist", "data": {"@x": {"1": [{"min": 0, "max": 9, "count": 1},{"min": 10, "max": 19, "count": 0},{"min": 20, "count": 1}]}}}"#,
         ),
         (
             Output::Print(Value::Unsigned(u64::MAX)),
@@ -343,7 +343,7 @@ fn json_is_one_object_a_line() {
         ),
         (
             Output::Print(Value::Tuple([int(1), word("a")].into())),
-            r#"{"type": "value", "data": [1, "a"]}"#,
+            r#"{"type": "value", "data": [1,"a"]}"#,
         ),
         (
             Output::Print(Value::KernelSymbol(0x1001)),

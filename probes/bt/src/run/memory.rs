@@ -82,10 +82,13 @@ impl Machine<'_> {
                 pid: self.context.process(),
                 address: self.word(),
             },
-            Operation::AddressText { bytes } => {
-                let address = self.word();
-                self.address_text(address, *bytes)
-            }
+            Operation::AddressText { bytes } => match self.pop() {
+                Value::Bytes(own) => of_octets(&own),
+                other => {
+                    let address = numbers::number(&other, self.shared.dialect) as u64;
+                    self.address_text(address, *bytes)
+                }
+            },
             Operation::Ipv4Text => {
                 // In memory the first byte is the lowest of the number.
                 let number = self.word() as u32;
@@ -123,6 +126,10 @@ impl Machine<'_> {
                 let found =
                     needle.is_empty() || haystack.windows(needle.len()).any(|part| part == needle);
                 Value::Int(found.into())
+            }
+            Operation::GlobMatch => {
+                let (pattern, text) = (self.pop(), self.pop());
+                Value::Int(probes::name::glob(text_of(&pattern), text_of(&text)).into())
             }
             Operation::Find => {
                 let (needle, haystack) = (self.pop(), self.pop());
@@ -254,6 +261,15 @@ impl Machine<'_> {
         }
         self.fill(address, &mut octets);
         text(&Ipv6Addr::from(octets).to_string())
+    }
+}
+
+/// Returns the text of the address that these bytes are.
+fn of_octets(bytes: &[u8]) -> Value {
+    match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
+        (Ok(four), _) => text(&Ipv4Addr::from(four).to_string()),
+        (_, Ok(sixteen)) => text(&Ipv6Addr::from(sixteen).to_string()),
+        _ => text(""),
     }
 }
 

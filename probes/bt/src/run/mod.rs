@@ -3,7 +3,7 @@
 //! It runs on a vCPU's thread while that is stopped. It waits only for the locks of the maps and of
 //! their snapshots, and allocates only its own stack and values. It ends after a bounded number of
 //! operations, whatever the script says. An error (a division by zero, memory that is not there)
-//! yields 0 or empty text, and is counted.
+//! yields 1, 0 or empty text, and is counted.
 
 mod known;
 mod memory;
@@ -63,7 +63,7 @@ impl Shared {
 /// The errors in rules that ran.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// The number of divisions by zero, which yielded 0.
+    /// The number of divisions by zero.
     pub(crate) divisions: AtomicU64,
     /// The number of reads of memory that was not there, which yielded 0.
     pub(crate) reads: AtomicU64,
@@ -261,7 +261,7 @@ impl Machine<'_> {
                 let found = numbers::binary(*operator, &left, &right, shared.dialect);
                 self.push(found.unwrap_or_else(|numbers::ByZero| {
                     count(&shared.faults.divisions);
-                    Value::ZERO
+                    numbers::by_zero(shared.dialect)
                 }));
             }
             Operation::CompareUnsigned(operator) => {
@@ -309,6 +309,10 @@ impl Machine<'_> {
                     Some(record) => self.push(record),
                     None => return self.endless(),
                 }
+            }
+            Operation::Arrange(by) => {
+                let value = self.pop();
+                self.push(by.of(&value));
             }
             Operation::SplitNumber {
                 bytes,
@@ -477,7 +481,7 @@ impl Machine<'_> {
                     let before = before.unwrap_or(&Value::ZERO);
                     numbers::binary(*operator, before, &value, dialect).unwrap_or_else(|_| {
                         failed = true;
-                        Value::ZERO
+                        numbers::by_zero(dialect)
                     })
                 };
                 self.take_keys(*keys, |keys| maps.update(*map, keys, change));

@@ -19,6 +19,7 @@ pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
         Value::Unsigned(number) | Value::Address(number) => i128::from(*number),
         Value::Bool(truth) => i128::from(*truth),
         Value::Enumerator { number, .. } => i128::from(*number),
+        Value::Cgroup(id) => i128::from(*id),
         Value::KernelSymbol(address) | Value::UserSymbol { address, .. } => i128::from(*address),
         Value::Text(text) => text_number(text),
         Value::Bytes(_)
@@ -133,6 +134,11 @@ pub(crate) fn unary(operator: UnaryOperator, operand: &Value, dialect: Dialect) 
 /// The error of a division by zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ByZero;
+
+/// Returns the result of a division by zero: bpftrace's, or OpenBSD's.
+pub(crate) fn by_zero(dialect: Dialect) -> Value {
+    Value::Int((dialect == Dialect::Normal).into())
+}
 
 /// Applies an operator to two evaluated operands; `&&` and `||` that stop early are jumps.
 pub(crate) fn binary(

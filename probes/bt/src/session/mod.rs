@@ -109,7 +109,7 @@ pub struct ScriptStats {
     pub lost_output: u64,
     /// The number of values for which a map had no room.
     pub lost_values: u64,
-    /// The number of divisions by zero, which yielded 0.
+    /// The number of divisions by zero, which yielded 1, or 0 in the strict dialect.
     pub divisions_by_zero: u64,
     /// The number of reads of memory that was not there, which yielded 0.
     pub failed_reads: u64,

@@ -23,6 +23,18 @@ impl Guest for &dyn Inspectable {
         own.or_else(|| of_modules().next())
     }
 
+    fn cgroup(&self, path: &str) -> Result<Option<u64>, String> {
+        let mut found = Err(String::new());
+        self.inspect(&mut |system| {
+            found = match system.cgroup_at(path.as_bytes()) {
+                Ok(Ok(id)) => Ok(id),
+                Ok(Err(broken)) => Err(broken.to_string()),
+                Err(unknown) => Err(unknown.to_string()),
+            };
+        })?;
+        found
+    }
+
     fn nearest_symbols(&self, name: &str) -> Vec<String> {
         let found = self.view().kernel.symbols.nearest_names(name, SUGGESTIONS);
         found.into_iter().map(str::to_owned).collect()

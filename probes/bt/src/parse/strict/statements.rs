@@ -132,6 +132,7 @@ impl Parser<'_> {
                 place,
                 aggregation,
                 value,
+                range: Vec::new(),
             },
             None => StatementKind::Assign {
                 place,
