@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | `uprobe_register`, `uprobe_unregister` and their kin | instructions are read, pages copied and compared | traps of that file's text suspended until the call returns |
 //! | `uprobe_mmap` | the same, in a program that maps a file, if there is any uprobe | the same |
+//! | `uprobe_notify_resume` | a program that has met an int3 reads it again, if its uprobe has been removed meanwhile: another's int3 would kill it | if there is one of ours: traps of that page suspended until the call returns |
 //! | `uprobe_write`, up to 6.17 `uprobe_write_opcode` | a program gets a private page with or without an int3, or the file's page again | the same; the private page's traps evicted, and new ones armed in the page that it has then |
 //!
 //! Such a call takes as long as all CPUs take to notice, and programs run meanwhile. Hits in that
@@ -23,7 +24,7 @@ use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PausedMemory};
 use vmm::StoppedVcpu;
-use vmm::trap::SuspendedUser;
+use vmm::trap::{INT3, SuspendedUser};
 
 use super::private::VM_WRITE;
 use super::{GuestPages, parameter};
@@ -39,6 +40,8 @@ pub(super) enum UprobeEvent {
     Changes(Option<File>),
     /// A program maps a file.
     Maps,
+    /// A program has met an int3. The offset of the instruction pointer in a `struct pt_regs`.
+    Resumes { ip: u64 },
     /// A program's page is replaced. Positions of the program and the address among the arguments.
     Writes { program: Program, address: usize },
 }
@@ -78,7 +81,10 @@ pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, UprobeEvent)> {
     ];
     let changes = changes.map(|name| (name, Some(UprobeEvent::Changes(file_of(btf, name)))));
     let maps = ("uprobe_mmap", Some(UprobeEvent::Maps));
-    let all = changes.into_iter().chain([maps]).chain(writes);
+    let ip = btf.member("pt_regs.ip").ok().map(|ip| ip.byte_offset);
+    let resumes = ip.map(|ip| UprobeEvent::Resumes { ip });
+    let resumes = ("uprobe_notify_resume", resumes);
+    let all = changes.into_iter().chain([maps, resumes]).chain(writes);
     all.filter_map(|(name, event)| Some((Gva(symbols.address_of(name)?), event?)))
         .collect()
 }
@@ -166,6 +172,17 @@ impl UprobeWatch {
         self.pages.word(hit.memory, tree.0, 0) != Some(0)
     }
 
+    /// Returns the page in which a program that has met an int3 of its own would find one of ours
+    /// instead.
+    fn page_with_ours(&self, hit: &Hit<'_>, cpu: &StoppedVcpu<'_>, ip: u64) -> Option<u64> {
+        let [regs, ..] = hit.arguments();
+        let behind = self.pages.word(hit.memory, regs, ip)?;
+        let at = Gva(behind.wrapping_sub(1));
+        let found = translate(hit.memory, cpu.address_space(), at).ok()?;
+        let original = cpu.traps().user_original(found.gpa)?;
+        (original != INT3).then_some(found.gpa.0 / PAGE)
+    }
+
     /// Suspends the traps of the event's file, or all if the file is not known.
     fn suspend(
         &self,
@@ -182,6 +199,12 @@ impl UprobeWatch {
                     return SuspendedUser::default();
                 };
                 Some(mapping)
+            }
+            UprobeEvent::Resumes { ip } => {
+                let Some(met) = self.page_with_ours(hit, cpu, ip) else {
+                    return SuspendedUser::default();
+                };
+                return cpu.traps().suspend_user(|page| page.0 / PAGE == met);
             }
             UprobeEvent::Writes { .. } => written.and_then(|place| place.mapping),
         };
@@ -301,6 +324,9 @@ impl Watch for UprobeWatch {
                 });
         }
         let suspended = self.suspend(hit, cpu, written.as_ref());
+        if suspended.is_empty() && matches!(self.event, UprobeEvent::Resumes { .. }) {
+            return false;
+        }
         path.count_suspended(suspended.len());
         match self.calls.enter(hit, Open { suspended, written }) {
             Ok(()) => true,

@@ -383,6 +383,14 @@ impl TrapTable {
         }
     }
 
+    /// Returns the original byte at a user site, whether its int3 is in memory or not; `None` if
+    /// there is no site.
+    pub fn user_original(&self, at: Gpa) -> Option<u8> {
+        let entries = self.lock();
+        let entry = entries.by_id.get(&SiteId(at))?;
+        entry.site.is_user().then_some(entry.site.original)
+    }
+
     /// Returns the user sites within a guest-physical `range`, with the original bytes there.
     pub fn user_originals(&self, range: Range<u64>) -> Vec<(Gpa, u8)> {
         let entries = self.lock();
