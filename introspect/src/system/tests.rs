@@ -82,6 +82,7 @@ fn a_kernel_without_types_names_each_question_that_it_leaves_open() {
             "the vdso",
             "modules",
             "the load",
+            "the uptime",
             "kernel stacks",
         ];
         assert_eq!(lost, expected);
