@@ -517,7 +517,7 @@ pub enum ExpressionKind {
     Block(Box<BlockExpression>),
     /// A record: `(x = 1, y = 2)`.
     Record(Vec<(String, Expression)>),
-    /// A tuple of at least two items: `(x, y)`.
+    /// A tuple: `(x, y)`, `(x,)`, `()`.
     Tuple(Vec<Expression>),
     /// A translator's output: `xlate <type>(of)`.
     Translate {

@@ -274,17 +274,29 @@ impl Parser<'_> {
     /// Parses expressions with commas between, up to `end`, which is read; possibly none. Returns
     /// also the height of the highest.
     pub(super) fn items(&mut self, end: &str, what: &str) -> Parsed<(Vec<Expression>, usize)> {
+        let (items, below, _) = self.list(end, what, false)?;
+        Ok((items, below))
+    }
+
+    /// Parses the same; a comma may stand behind the last one if it `may_trail`. Returns also
+    /// whether it does.
+    fn list(
+        &mut self,
+        end: &str,
+        what: &str,
+        may_trail: bool,
+    ) -> Parsed<(Vec<Expression>, usize, bool)> {
         let mut items = Vec::new();
         let mut below = 0;
         if self.eat(end)? {
-            return Ok((items, below));
+            return Ok((items, below, false));
         }
         loop {
             let item = self.inside(Self::tall)?;
             below = below.max(item.height);
             items.push(item.expression);
             if self.eat(end)? {
-                return Ok((items, below));
+                return Ok((items, below, false));
             }
             if items.len() >= MOST_ITEMS {
                 let message = format!("more than {MOST_ITEMS} in one list");
@@ -293,10 +305,13 @@ impl Parser<'_> {
             if !self.eat(",")? {
                 return Err(self.unexpected(&format!("',' or '{end}' {what}")));
             }
+            if may_trail && self.eat(end)? {
+                return Ok((items, below, true));
+            }
         }
     }
 
-    /// Parses `(x)`, a tuple, or a record.
+    /// Parses `(x)`, a tuple, or a record. `(x,)` is a tuple of one item, `()` of none.
     fn parentheses(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;
         if let TokenKind::Word(_) = self.peek()?.kind
@@ -304,12 +319,10 @@ impl Parser<'_> {
         {
             return self.record(start);
         }
-        if self.is(")")? {
-            return Err(self.unexpected("an expression"));
-        }
-        let (mut items, below) = self.items(")", "after the expression")?;
+        let (mut items, below, is_tuple) = self.list(")", "after the expression", true)?;
         let span = self.since(start);
         if items.len() == 1
+            && !is_tuple
             && let Some(mut only) = items.pop()
         {
             only.span = span;
