@@ -65,9 +65,15 @@ fn name_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
 
 /// Finds the names that belong to the token table at `tokens`.
 pub(super) fn find_before(bytes: &[u8], tokens: usize) -> Option<Names> {
+    find_within(bytes, tokens, &mut { MAX_WALKED })
+}
+
+/// Finds the names as [`find_before`] does. Each name walked decrements `walks_left`, and none is
+/// walked when it is 0.
+fn find_within(bytes: &[u8], tokens: usize, walks_left: &mut usize) -> Option<Names> {
     let nearest = tokens.checked_sub(8)? & !3;
     let furthest = tokens.saturating_sub(MAX_DISTANCE);
-    let (mut runs, mut walks_left) = (0, MAX_WALKED);
+    let mut runs = 0;
     for markers in (furthest..=nearest).rev().filter(|at| at % 4 == 0) {
         if u32_at(bytes, markers) != Some(0) {
             continue;
@@ -84,7 +90,7 @@ pub(super) fn find_before(bytes: &[u8], tokens: usize) -> Option<Names> {
         for blocks in (run.len().saturating_sub(2).max(2)..=run.len()).rev() {
             let found = run
                 .get(..blocks)
-                .and_then(|run| with_markers(bytes, markers, run, &mut walks_left));
+                .and_then(|run| with_markers(bytes, markers, run, walks_left));
             if found.is_some() {
                 return found;
             }
@@ -172,4 +178,37 @@ fn agrees(bytes: &[u8], names: Names, markers: usize, run: &[u32], walks_left: &
         }
     }
     markers - at < 8
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::KallsymsError;
+    use super::super::test_tables::{kernel_like, write};
+    use super::super::tests::{VARIANTS, find as found_in};
+    use super::*;
+
+    /// A stream that could start anywhere, with a count everywhere.
+    #[test]
+    fn tables_made_to_waste_time_are_given_up() {
+        let good = write(&kernel_like(600, true), VARIANTS[3]);
+        let tokens = found_in(&good).unwrap().tokens.start();
+        let count = 0x1_0001u32;
+        let mut bytes = vec![0; 4096];
+        bytes.extend(std::iter::repeat_n([1, 0], count as usize + 40_000).flatten());
+        bytes.resize(bytes.len().next_multiple_of(8) + 16, 0);
+        for marker in 0..count.div_ceil(256) {
+            bytes.extend((marker * 512).to_le_bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let damaged = bytes.len();
+        bytes.extend(&good[tokens..]);
+        let mut walks_left = MAX_WALKED;
+        assert_eq!(find_within(&bytes, damaged, &mut walks_left), None);
+        assert_eq!(walks_left, 0, "more walks are possible than are allowed");
+        assert!(matches!(
+            found_in(&bytes),
+            Err(KallsymsError::NoNames { .. })
+        ));
+    }
 }
