@@ -369,6 +369,11 @@ impl Vm {
         TraceableVm { vm: self, view }
     }
 
+    /// Returns the guest in which the engine has probes, if it has any.
+    pub(crate) fn traced(&self) -> Option<TraceableVm<'_>> {
+        Some(self.traceable(self.engine.get()?.view()))
+    }
+
     /// Returns the machine's device trace(3).
     ///
     /// # Errors

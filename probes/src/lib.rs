@@ -7,7 +7,8 @@
 //!
 //! * [`name`], [`probe`], [`provider`]: probes and their names.
 //! * [`engine`]: probes armed in the guest, the hit path, sessions.
-//! * [`module_probes`]: probes of modules that come and go.
+//! * [`module_probes`]: probes of modules that come and go. [`file_probes`]: those of programs to
+//!   come.
 //! * [`fields`]: the formatted fields of tracepoints' events.
 //! * [`event`], [`ring`], [`merge`]: records of hits, and their way off the vCPU's thread in time
 //!   order. [`clock`]: their time of day.
@@ -24,6 +25,7 @@ mod doorbell;
 pub mod engine;
 pub mod event;
 pub mod fields;
+pub mod file_probes;
 pub mod json;
 pub mod kernel_view;
 pub mod merge;

@@ -163,7 +163,7 @@ pub struct TracepointText {
 }
 
 /// A place in a program's text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UserText {
     /// The path of the file in its mappings.
     pub path: String,

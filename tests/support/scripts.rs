@@ -176,6 +176,7 @@ impl<'g> ScriptGuest<'g> {
             outputs.push(output);
         });
         let mut session = session.map_err(|e| e.to_string())?;
+        session.take_up(guest);
         let visited = session.iterate(guest, &mut |output| outputs.push(output));
         visited.map_err(|e| e.to_string())?;
         let mut running = Running {

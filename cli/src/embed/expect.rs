@@ -27,8 +27,8 @@ impl fmt::Debug for Expecting {
 
 impl Vm {
     /// Enables the probes of expectations such as `"vfs_read>=1"` or `"syscall:unlink==0"`, in the
-    /// form of `exotrace run --expect`, and counts their hits. A module that one names may be
-    /// loaded later; the guest is paused then until [`Expecting::verdicts`] is called.
+    /// form of `exotrace run --expect`, and counts their hits. A module or file that one names
+    /// may come later; the guest is paused then until [`Expecting::verdicts`] is called.
     ///
     /// # Errors
     /// If the guest has not booted far enough, or an expectation is invalid or matches no probe.
@@ -57,7 +57,7 @@ impl Expecting {
         let deadline = Instant::now().checked_add(limit);
         let waiter = self.armed.waiter();
         while !self.armed.is_met() && !self.vm.has_ended() && wait_until(&waiter, deadline) {
-            self.armed.discard_hits();
+            self.armed.discard_hits(&self.vm);
         }
         let _paused = self.vm.machine.pause();
         self.armed.verdicts()

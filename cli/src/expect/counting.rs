@@ -77,7 +77,7 @@ impl Armed {
         self.script.skipped()
     }
 
-    /// Returns the patterns that wait for a module to be loaded.
+    /// Returns the patterns that wait for a file to be mapped, or a module to be loaded.
     pub fn waiting(&self) -> impl Iterator<Item = &str> {
         self.script.waiting()
     }
@@ -95,10 +95,16 @@ impl Armed {
     }
 
     /// Takes the hits that were recorded and forgets them: they are counted already. Takes up the
-    /// modules that the guest has loaded.
-    pub fn discard_hits(&mut self) {
-        self.script.take_up();
+    /// modules that the guest has loaded and the files that it has mapped.
+    pub fn discard_hits(&mut self, vm: &Vm) {
+        self.take_up(vm);
         self.script.drain(&mut |_| {});
+    }
+
+    fn take_up(&mut self, vm: &Vm) {
+        if let Some(guest) = vm.traced() {
+            self.script.take_up(&guest);
+        }
     }
 
     /// Returns a verdict for each expectation by its hits until now. Of a paused machine they are
@@ -192,7 +198,7 @@ impl Counting {
 fn count(vm: &Vm, mut armed: Armed, met: Option<&AtomicBool>, stop: &Stop) -> Counted {
     let mut last = LastHits::default();
     while !stop.wait() {
-        armed.script.take_up();
+        armed.take_up(vm);
         armed.script.drain(&mut |output| last.push(output));
         if let Some(met) = met
             && !met.load(Ordering::SeqCst)

@@ -107,7 +107,9 @@ impl From<StartError> for RequestError {
         match error {
             StartError::Rings(error) => error.into(),
             StartError::Enable(error) => error.into(),
-            StartError::Modules { .. } => Self::new(ErrorKind::NoMatch, error),
+            StartError::Modules { .. } | StartError::Files { .. } => {
+                Self::new(ErrorKind::NoMatch, error)
+            }
             StartError::Iteration { .. } => Self::new(ErrorKind::Unreadable, error),
         }
     }

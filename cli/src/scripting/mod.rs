@@ -123,16 +123,18 @@ impl Job {
         self.script.skipped()
     }
 
-    /// Returns the patterns that wait for a module to be loaded.
+    /// Returns the patterns that wait for a file to be mapped, or a module to be loaded.
     pub fn waiting(&self) -> impl Iterator<Item = &str> {
         self.script.waiting()
     }
 
-    /// Enables the probes of modules that the guest has loaded, and keeps the moments that the
-    /// script wants. The guest is held until then, so this is called whether there is room for
-    /// output or not.
+    /// Enables the probes of modules that the guest has loaded and files that it has mapped, and
+    /// keeps the moments that the script wants. The guest is held until then, so this is called
+    /// whether there is room for output or not.
     pub fn take_up(&mut self) {
-        self.script.take_up();
+        if let Some(guest) = self.renderer.machine.traced() {
+            self.script.take_up(&guest);
+        }
         for moment in self.script.take_moments() {
             self.moments.keep(&self.renderer.machine, moment);
         }
@@ -302,10 +304,10 @@ fn begin(
         }
     });
     let mut first = Vec::new();
-    let script = prepared.start(engine, &|probe| request.filter(probe), &mut |output| {
-        first.push(output);
-    });
-    let mut script = script?;
+    let mut put = |output| first.push(output);
+    let filter = |probe: &Probe| request.filter(probe);
+    let mut script = prepared.start(engine, &filter, &mut put)?;
+    script.take_up(guest);
     script.iterate(guest, &mut |output| first.push(output))?;
     Ok((script, first))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use probes::fields::Field;
 use probes::name::ProbePattern;
-use probes::probe::Argument;
+use probes::probe::{Argument, Probe};
 use probes::provider::{self, Inspectable};
 
 use crate::protocol::control::{ListedProbe, declared};
@@ -26,7 +26,7 @@ pub fn list(guest: &dyn Inspectable, pattern: &str) -> Result<Vec<ListedProbe>, 
     let mut listed = Vec::new();
     // A function's entry and its return, which follows it, share their arguments.
     let mut last: Option<Declared> = None;
-    provider::find_each(guest, &pattern, &mut |probe| {
+    let mut add = |probe: Probe| {
         let arguments = probe.signature.as_ref().map(|signature| {
             let of = &signature.arguments;
             match &last {
@@ -40,6 +40,13 @@ pub fn list(guest: &dyn Inspectable, pattern: &str) -> Result<Vec<ListedProbe>, 
             fields: probe.fields().iter().map(Field::declaration).collect(),
             returns: probe.signature.and_then(|signature| signature.returns),
         });
-    })?;
+    };
+    if let Err(why) = provider::find_each(guest, &pattern, &mut add) {
+        let not_mapped = provider::find_at_path(guest, &pattern);
+        if not_mapped.is_empty() {
+            return Err(why.into());
+        }
+        not_mapped.into_iter().for_each(add);
+    }
     Ok(listed)
 }

@@ -15,9 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use probes::engine::{
-    Capture, Engine, EngineStats, NewFiles, ProbeStats, RingSize, Session, SessionStats, Waiter,
+    Capture, Engine, EngineStats, ProbeStats, RingSize, Session, SessionStats, Waiter,
 };
 use probes::event::{Event, EventKind, MAX_STATIC_ARGUMENTS};
+use probes::file_probes::FileProbes;
 use probes::kernel_view::KernelView;
 use probes::module_probes::{Enable, ModuleProbes};
 use probes::name::ProbePattern;
@@ -35,9 +36,8 @@ pub struct Tracing {
     traced: Vec<Traced>,
     skipped: Vec<String>,
     request: Request,
-    /// The patterns of programs' text that may match a file which is not mapped yet.
-    open: Vec<ProbePattern>,
-    new_files: Option<NewFiles>,
+    /// Probes of files that no process has mapped yet.
+    files: Option<FileProbes>,
     /// Probes of modules that are named, whether they are loaded or not.
     modules: Option<ModuleProbes>,
     /// The engine's counts at the start, to be subtracted as other traces' counts.
@@ -77,7 +77,7 @@ impl Tracing {
                     continue;
                 }
                 // Of a file that no process has mapped: it may come.
-                Err(_) if provider::may_come(guest, &pattern) => {
+                Err(_) if !provider::to_come(guest, &pattern).is_empty() => {
                     open.push(pattern);
                     continue;
                 }
@@ -135,12 +135,11 @@ impl Tracing {
                 skipped.swap_remove(0),
             ));
         }
-        let new_files = match open.is_empty() {
-            true => None,
-            false => Some(session.new_files().ok_or_else(|| {
+        let files = match open.first().cloned() {
+            None => None,
+            Some(first) => Some(FileProbes::follow(&session, open).ok_or_else(|| {
                 let why = format_args!(
-                    "{}: no process has it mapped, and the kernel does not report new ones",
-                    open[0]
+                    "{first}: no process has it mapped, and the kernel does not report new ones"
                 );
                 RequestError::new(ErrorKind::NoMatch, why)
             })?),
@@ -155,8 +154,7 @@ impl Tracing {
         // A process may have started, or a module come, in between.
         let mut tracing = Self {
             request: request.clone(),
-            open,
-            new_files,
+            files,
             modules,
             session,
             traced: probes.iter().map(traced).collect(),
@@ -166,7 +164,7 @@ impl Tracing {
             began,
             unwatched: Vec::new(),
         };
-        tracing.look_for_open(guest);
+        tracing.look_for_files(guest);
         tracing.look_for_modules(ModuleProbes::take_up_present);
         Ok(tracing)
     }
@@ -175,34 +173,27 @@ impl Tracing {
     /// last time. Enables the probes there. The guest is held until it is called.
     pub fn take_up(&mut self, vm: &Vm) {
         self.look_for_modules(ModuleProbes::take_up);
-        while let Some(_held) = self.new_files.as_ref().and_then(NewFiles::next) {
-            let engine = self.session.engine().clone();
-            self.look_for_open(&vm.traceable(engine.view()));
+        if let Some(guest) = vm.traced() {
+            self.look_for_files(&guest);
         }
     }
 
-    fn look_for_open(&mut self, guest: &dyn Traceable) {
-        let patterns = std::mem::take(&mut self.open);
-        for pattern in patterns {
-            let Ok(found) = provider::find_user(guest, &pattern) else {
-                self.open.push(pattern);
-                continue;
-            };
-            for probe in found {
-                let capture = capture(&self.request, &probe, None);
-                let filter = self.request.filter(process(&probe));
-                match self.session.enable(&probe, filter, capture) {
-                    Ok(_) => {
-                        self.traced.push(traced(&probe));
-                        self.probes.push(probe);
-                    }
-                    Err(error) => self.skipped.push(error.to_string()),
+    fn look_for_files(&mut self, guest: &dyn Traceable) {
+        let Some(mut files) = self.files.take() else {
+            return;
+        };
+        let request = &self.request;
+        files.take_up(&mut self.session, guest, &mut |session, probe, _| {
+            let capture = capture(request, &probe, None);
+            match session.enable(&probe, request.filter(process(&probe)), capture) {
+                Ok(_) => {
+                    self.traced.push(traced(&probe));
+                    self.probes.push(probe);
                 }
+                Err(error) => self.skipped.push(error.to_string()),
             }
-        }
-        if self.open.is_empty() {
-            self.new_files = None;
-        }
+        });
+        self.files = Some(files).filter(|files| files.waiting().next().is_some());
     }
 
     /// Enables the probes of modules that `look` finds.
@@ -227,7 +218,8 @@ impl Tracing {
     /// Returns the patterns that wait for a file to be mapped, or a module to be loaded.
     pub fn open(&self) -> impl Iterator<Item = &str> {
         let modules = self.modules.iter().flat_map(ModuleProbes::waiting);
-        let waiting = self.open.iter().chain(modules);
+        let files = self.files.iter().flat_map(FileProbes::waiting);
+        let waiting = files.chain(modules);
         waiting.map(|pattern| pattern.text.as_str())
     }
 

@@ -139,6 +139,16 @@ impl<'s> PausedSystem<'s> {
         task: &TaskInfo,
         path: &[u8],
     ) -> Result<Option<ProcessFile<'s>>, Unavailable> {
+        let found = self.file_behind(task, path)?;
+        Ok(found.map(|(file, _)| ProcessFile::new(*self, file)))
+    }
+
+    /// Finds a file as [`file_at`](Self::file_at) does. Also returns its path without links.
+    pub(super) fn file_behind(
+        &self,
+        task: &TaskInfo,
+        path: &[u8],
+    ) -> Result<Option<(CachedFile, Vec<u8>)>, Unavailable> {
         let processes = known(&self.system.processes)?;
         let cache = known(&self.system.page_cache)?;
         let Ok(Some(root)) = processes.root(self.view, task.address) else {
@@ -163,7 +173,8 @@ impl<'s> PausedSystem<'s> {
                 }
             }
             let Some((depth, target)) = led else {
-                return Ok(found.map(|file| ProcessFile::new(*self, file)));
+                let path = names.iter().flat_map(|name| [b"/", name.as_slice()]);
+                return Ok(found.map(|file| (file, path.flatten().copied().collect())));
             };
             names = led_to(&names, depth, &target);
         }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::object_symbols::{Budget, ObjectSymbols};
+use super::processes::INIT;
 use super::user_objects::CachedBytes;
 use super::{PausedSystem, Unavailable, known};
 use crate::kernel::page_cache::{CachedFile, CachedPage};
@@ -21,7 +22,7 @@ const MAX_FILES: usize = 4096;
 /// The maximum number of processes listed for a file.
 const MAX_PROCESSES: usize = 1 << 16;
 
-/// A file that is mapped for execution.
+/// A file that is mapped for execution, or was asked for by its path.
 pub struct TextFile<'s> {
     /// The file's path.
     pub path: Vec<u8>,
@@ -171,6 +172,28 @@ impl<'s> PausedSystem<'s> {
             }
         }
         Ok(found)
+    }
+
+    /// Returns the file at an absolute path, as the first process sees it, whether it is mapped or
+    /// not. Symbolic links are followed. Returns `None` if there is no such file in the kernel's
+    /// memory.
+    ///
+    /// # Errors
+    /// If the kernel's layout for processes, files or the page cache is unknown.
+    pub fn text_file_at(&self, path: &[u8]) -> Result<Option<TextFile<'s>>, Unavailable> {
+        let layout = known(&self.system.page_cache)?;
+        let Ok(Some(init)) = self.process(INIT)? else {
+            return Ok(None);
+        };
+        let found = self.file_behind(&init, path)?;
+        Ok(found.map(|(file, path)| TextFile {
+            path,
+            file,
+            processes: Vec::new(),
+            look: *self,
+            bytes: CachedBytes::new(*self, layout, file),
+            symbols: ObjectSymbols::new(&Budget::default()),
+        }))
     }
 
     /// Returns the GPA of the byte at `offset` of a file now, or `None` if its page is not in

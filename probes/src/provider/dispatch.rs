@@ -8,7 +8,7 @@ use introspect::system::PausedSystem;
 use vmm::machine::Handle;
 
 use super::uprobe::{self, UserMatches};
-use super::{each_of_kernel, module, nearest_of_kernel, tracepoint, usdt, watchpoint};
+use super::{each_of_kernel, file_forms, module, nearest_of_kernel, tracepoint, usdt, watchpoint};
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;
 use crate::probe::Probe;
@@ -173,26 +173,66 @@ pub fn find_tracepoints(
 /// # Errors
 /// If there are none, with similar names; or if the guest's processes cannot be read.
 pub fn find_user(guest: &dyn Inspectable, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
+    let found = mapped(guest, pattern)?;
+    if !found.probes.is_empty() {
+        return Ok(found.probes);
+    }
+    // A file that nobody has mapped may show that there is no such probe.
+    match found.files.is_empty() {
+        true => Err(match at_path(guest, pattern) {
+            Some(stored) if stored.probes.is_empty() => no_user_probe(pattern, stored),
+            _ => no_user_probe(pattern, found),
+        }),
+        false => Err(no_user_probe(pattern, found)),
+    }
+}
+
+/// Returns the matches of a pattern in the files that processes have mapped.
+///
+/// # Errors
+/// If the guest's processes cannot be read.
+pub(crate) fn mapped(
+    guest: &dyn Inspectable,
+    pattern: &ProbePattern,
+) -> Result<UserMatches, NotFound> {
+    let found = search(guest, |system, unpatched| match uprobe::is_meant(pattern) {
+        true => uprobe::find(system, pattern, unpatched),
+        false => usdt::find(system, pattern, unpatched),
+    })?;
+    found.map_err(|lost| NotFound::from(lost.to_string()))
+}
+
+/// Returns the matches of a pattern in the file at the path that it names, whether it is mapped or
+/// not. `None` if it names no path, or that file is not known.
+fn at_path(guest: &dyn Inspectable, pattern: &ProbePattern) -> Option<UserMatches> {
+    let found = search(guest, |system, unpatched| match uprobe::is_meant(pattern) {
+        true => uprobe::find_at_path(system, pattern, unpatched),
+        false => usdt::find_at_path(system, pattern, unpatched),
+    });
+    // Without its bytes, nothing is known of its probes.
+    let is_known = |found: &UserMatches| !found.files.is_empty() && found.incomplete.is_empty();
+    found.ok()?.ok().filter(is_known)
+}
+
+/// Pauses the guest and has `ask` search its files. The second argument of `ask` reads physical
+/// memory without any traps.
+fn search<T>(
+    guest: &dyn Inspectable,
+    ask: impl FnOnce(&PausedSystem<'_>, &dyn Fn(Gpa, &mut [u8]) -> bool) -> T,
+) -> Result<T, String> {
     let machine = guest.running();
-    let found = inspect(guest, |system| {
+    inspect(guest, |system| {
         let unpatched = |gpa: Gpa, buf: &mut [u8]| match &machine {
             Some(machine) => machine.traps().read_unpatched(gpa, buf).is_ok(),
             // Without a machine there are no traps.
             None => system.kernel().physical().read_physical(gpa, buf).is_ok(),
         };
-        match uprobe::is_meant(pattern) {
-            true => uprobe::find(&system, pattern, &unpatched),
-            false => usdt::find(&system, pattern, &unpatched),
-        }
-    })?;
-    let found = found.map_err(|lost| NotFound::from(lost.to_string()))?;
-    match found.probes.is_empty() {
-        false => Ok(found.probes),
-        true => Err(no_user_probe(pattern, found)),
-    }
+        ask(&system, &unpatched)
+    })
 }
 
-fn no_user_probe(pattern: &ProbePattern, found: UserMatches) -> NotFound {
+/// Returns the reason that a pattern matches none of these files' probes.
+pub(crate) fn no_user_probe(pattern: &ProbePattern, found: UserMatches) -> NotFound {
     let named: Vec<&str> = (found.files.iter().take(NAMED_FILES))
         .map(String::as_str)
         .collect();
@@ -219,29 +259,44 @@ fn no_user_probe(pattern: &ProbePattern, found: UserMatches) -> NotFound {
     }
 }
 
-/// Returns whether a pattern is of a file that no process has mapped yet, so that its probes may
-/// come with a process.
-pub fn may_come(guest: &dyn Inspectable, pattern: &ProbePattern) -> bool {
-    if usdt::has_file(pattern) {
-        return inspect(guest, |system| {
-            let found = usdt::find(&system, pattern, &|_, _| false);
-            found.is_ok_and(|found| found.files.is_empty())
-        })
-        .unwrap_or(false);
+/// Returns a probe of each kind that a pattern may match in a file which no process has mapped yet.
+/// If the guest's memory or disks have the file, these are its probes. Otherwise a part of a name
+/// may be a pattern. None of them can be enabled. Returns none if no process can come that has such
+/// a probe.
+pub fn to_come(guest: &dyn Inspectable, pattern: &ProbePattern) -> Vec<Probe> {
+    let is_user = uprobe::is_meant(pattern) || usdt::has_file(pattern);
+    if !is_user || !may_come(guest, pattern) {
+        return Vec::new();
     }
-    if !uprobe::is_meant(pattern) {
-        return false;
+    match at_path(guest, pattern) {
+        Some(known) => known.probes,
+        None => file_forms::forms(pattern),
     }
+}
+
+/// Returns the probes that a pattern stands for in the file at the path that it names, as far as
+/// the guest's memory and disks have it. The file need not be mapped.
+pub fn find_at_path(guest: &dyn Inspectable, pattern: &ProbePattern) -> Vec<Probe> {
+    let is_user = uprobe::is_meant(pattern) || usdt::has_file(pattern);
+    let found = is_user.then(|| at_path(guest, pattern)).flatten();
+    found.map_or_else(Vec::new, |found| found.probes)
+}
+
+/// Checks whether a pattern's process exists, and has not mapped its file yet. One that does not
+/// exist never maps anything.
+fn may_come(guest: &dyn Inspectable, pattern: &ProbePattern) -> bool {
     let process = uprobe::process_of(&pattern.provider);
+    let exists = inspect(guest, |system| {
+        process.is_none_or(|pid| matches!(system.process(pid), Ok(Ok(Some(_)))))
+    });
+    // A function may be missing in a file that is mapped.
     let whole_file = ProbePattern {
         function: uprobe::WHOLE_FILE.into(),
         ..pattern.clone()
     };
-    inspect(guest, |system| {
-        // A process that does not exist never maps anything.
-        let exists = process.is_none_or(|pid| matches!(system.process(pid), Ok(Ok(Some(_)))));
-        let files = uprobe::find(&system, &whole_file, &|_, _| false);
-        exists && files.is_ok_and(|found| found.files.is_empty())
-    })
-    .unwrap_or(false)
+    let of_file = match uprobe::is_meant(pattern) {
+        true => &whole_file,
+        false => pattern,
+    };
+    exists == Ok(true) && mapped(guest, of_file).is_ok_and(|found| found.files.is_empty())
 }

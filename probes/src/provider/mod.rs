@@ -2,6 +2,7 @@
 //! listed. It adds the arguments' types from the guest.
 
 mod dispatch;
+mod file_forms;
 pub mod host_file;
 pub mod kprobe;
 pub mod module;
@@ -13,9 +14,10 @@ pub mod usdt;
 pub mod watchpoint;
 
 pub use dispatch::{
-    Inspectable, NotFound, Traceable, find, find_each, find_tracepoints, find_user, inspect,
-    may_come,
+    Inspectable, NotFound, Traceable, find, find_at_path, find_each, find_tracepoints, find_user,
+    inspect, to_come,
 };
+pub(crate) use dispatch::{mapped, no_user_probe};
 
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;

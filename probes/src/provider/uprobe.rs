@@ -1,17 +1,17 @@
 //! Probes of functions in programs and libraries. `uprobe:FILE:FUNCTION:entry`, `:return` and
 //! `:OFFSET` are for every process that maps the file, `pidN:FILE:FUNCTION:…` for process N only.
 //!
-//! A file is named by its path or the last part of it; `a.out` is the process's own program. A
-//! word such as `libc` is the library of that name. Offsets are in bytes from the function's first,
-//! decimal or hexadecimal with 0x. The function `-` is the whole file, with offsets from its start.
-//! A function `0x1234` is the place with that address in the file's own addresses. Only files that
-//! a process maps for execution are found.
+//! A file is named by its path or the last part of it; `a.out` is the process's own program. A path
+//! may lead over symbolic links. A word such as `libc` is the library of that name. Offsets are in
+//! bytes from the function's first, decimal or hexadecimal with 0x. The function `-` is the whole
+//! file, with offsets from its start. A function `0x1234` is the place with that address in the
+//! file's own addresses. Only files that a process maps for execution can be probed.
 //!
 //! A function of C++ or Rust is matched and shown as its language writes it. It is matched as it is
 //! mangled, and without the parameters of C++, too.
 
 use introspect::Gpa;
-use introspect::system::{PausedSystem, TextFile, Unavailable};
+use introspect::system::{PausedSystem, TextFile, TextFiles, Unavailable};
 use introspect::user::demangle::{demangle, without_parameters};
 use introspect::x86_64::PAGE;
 
@@ -69,16 +69,19 @@ pub fn find(
     pattern: &ProbePattern,
     unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
 ) -> Result<UserMatches, Unavailable> {
-    let mut found = UserMatches::default();
     let process = process_of(&pattern.provider);
     if process.is_none() && pattern.provider != PROVIDER {
-        return Ok(found);
+        return Ok(UserMatches::default());
     }
     let program = match process {
         Some(pid) if pattern.module == PROGRAM => program(look, pid)?,
         _ => None,
     };
+    let named = at_path(look, &pattern.module)?;
     let wanted = |path: &[u8]| {
+        if named.as_ref().is_some_and(|named| named.path == path) {
+            return true;
+        }
         let path = String::from_utf8_lossy(path);
         let last = path.rsplit('/').next().unwrap_or_default();
         match &program {
@@ -87,7 +90,46 @@ pub fn find(
         }
     };
     let files = look.text_files(process, &wanted)?;
-    found.incomplete = files.incomplete;
+    Ok(matches(&files, pattern, unpatched))
+}
+
+/// Finds the probes that match `pattern` in the file at the path that it names, whether it is
+/// mapped or not.
+///
+/// # Errors
+/// If the kernel's files cannot be read.
+pub fn find_at_path(
+    look: &PausedSystem<'_>,
+    pattern: &ProbePattern,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+) -> Result<UserMatches, Unavailable> {
+    let files = TextFiles {
+        files: at_path(look, &pattern.module)?.into_iter().collect(),
+        ..TextFiles::default()
+    };
+    Ok(matches(&files, pattern, unpatched))
+}
+
+/// Returns the file at the path that a pattern names.
+pub(super) fn at_path<'s>(
+    look: &PausedSystem<'s>,
+    named: &str,
+) -> Result<Option<TextFile<'s>>, Unavailable> {
+    match named.starts_with('/') && ProbePattern::is_exact(named) {
+        true => look.text_file_at(named.as_bytes()),
+        false => Ok(None),
+    }
+}
+
+fn matches(
+    files: &TextFiles<'_>,
+    pattern: &ProbePattern,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+) -> UserMatches {
+    let mut found = UserMatches {
+        incomplete: files.incomplete.clone(),
+        ..UserMatches::default()
+    };
     for file in &files.files {
         let path = String::from_utf8_lossy(&file.path).into_owned();
         let probes_before = found.probes.len();
@@ -101,7 +143,7 @@ pub fn find(
         }
         found.files.push(path);
     }
-    Ok(found)
+    found
 }
 
 /// Returns the probe of one instruction: the byte at `offset` of the file that a process has mapped
@@ -164,6 +206,27 @@ pub(super) fn names_function(pattern: &str, mangled: &str, shown: &str) -> bool 
     matches_part(pattern, mangled)
         || (mangled != shown
             && (matches_part(pattern, shown) || matches_part(pattern, without_parameters(shown))))
+}
+
+/// Returns the targets of the kinds of probe that a pattern may match in a file that is not mapped
+/// yet. They have no places.
+#[must_use]
+pub fn targets_to_come(pattern: &ProbePattern) -> Vec<Target> {
+    let mut kinds = Vec::new();
+    if offset(&pattern.name).is_some() {
+        kinds.push(Moment::Point);
+    } else if pattern.function != WHOLE_FILE {
+        moments(pattern, |moment| kinds.push(moment));
+        // It may be in the middle of a function.
+        if address_of(&pattern.function).is_some() && kinds.contains(&Moment::Entry) {
+            kinds.push(Moment::Point);
+        }
+    }
+    let targets = kinds.into_iter().map(|moment| Target::User {
+        text: UserText::default(),
+        moment,
+    });
+    targets.collect()
 }
 
 /// Returns the path of a process's own program.

@@ -21,7 +21,7 @@ use introspect::user::static_probes::{
 };
 use introspect::user::symbols::FunctionSymbols;
 
-use super::uprobe::{UserMatches, names_file, text};
+use super::uprobe::{self, UserMatches, names_file, text};
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Probe, SemaphoreText, Signature, StaticPlace, StaticText, Target};
 
@@ -196,26 +196,57 @@ pub fn find(
     Ok(found)
 }
 
+/// Finds the probes that match `pattern` in the file at the path that it names, whether it is
+/// mapped or not.
+///
+/// # Errors
+/// If the kernel's files cannot be read.
+pub fn find_at_path(
+    look: &PausedSystem<'_>,
+    pattern: &ProbePattern,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+) -> Result<UserMatches, Unavailable> {
+    let wanted = Wanted::of_file(pattern);
+    let mut found = UserMatches::default();
+    if let Some(file) = uprobe::at_path(look, wanted.file)? {
+        in_files(&[file], &wanted, unpatched, &mut found);
+    }
+    Ok(found)
+}
+
 fn find_wanted(
     look: &PausedSystem<'_>,
     wanted: &Wanted<'_>,
     unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
     found: &mut UserMatches,
 ) -> Result<(), Unavailable> {
+    let named = uprobe::at_path(look, wanted.file)?;
     let is_wanted = |path: &[u8]| {
+        if named.as_ref().is_some_and(|named| named.path == path) {
+            return true;
+        }
         let path = String::from_utf8_lossy(path);
         wanted.has_file(&path, last_part(&path))
     };
     let files = look.text_files(wanted.process, &is_wanted)?;
     found.incomplete.extend(files.incomplete);
-    for file in &files.files {
+    in_files(&files.files, wanted, unpatched, found);
+    Ok(())
+}
+
+fn in_files(
+    files: &[TextFile<'_>],
+    wanted: &Wanted<'_>,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+    found: &mut UserMatches,
+) {
+    for file in files {
         let path = String::from_utf8_lossy(&file.path).into_owned();
         of_file(file, &path, wanted, unpatched, found);
         if !found.files.contains(&path) {
             found.files.push(path);
         }
     }
-    Ok(())
 }
 
 fn last_part(path: &str) -> &str {
@@ -297,6 +328,16 @@ pub(super) fn signature(site: &StaticSite) -> Signature {
         arguments: arguments.collect(),
         returns: None,
     }
+}
+
+/// Returns the target of a probe in a file that is not mapped yet. It has no sites.
+#[must_use]
+pub fn target_to_come() -> Target {
+    Target::Static(StaticText {
+        process: None,
+        sites: Vec::new(),
+        semaphores: Vec::new(),
+    })
 }
 
 /// Creates a probe without sites.

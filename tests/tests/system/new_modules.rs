@@ -192,9 +192,11 @@ fn a_script_waits_for_a_module_and_counts_each_load() {
 
 fn follow(traced: &Traced, script: &mut ScriptSession, command: &str) {
     let waiter = script.waiter();
+    let machine = &traced.shell.linux.machine;
+    let guest = traced.insight.traceable(machine, &traced.view);
     tell(traced, command, || {
         let _ = waiter.wait_at_most(LONGEST, None);
-        script.take_up();
+        script.take_up(&guest);
         script.drain(&mut |_| {});
     });
 }

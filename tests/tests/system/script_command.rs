@@ -75,6 +75,73 @@ kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }
     guest.stop();
 }
 
+#[test]
+fn a_script_waits_for_programs_that_nobody_runs_yet() {
+    let host = host!();
+    let mut guest = Watched::new(host);
+    guest.run("cp /bin/fsload /tmp/y && ln -s y /tmp/link");
+    let listed = guest.ask(&["list", "uprobe:/tmp/link:one_round:"]);
+    assert_eq!(
+        listed.stdout,
+        "uprobe:/tmp/y:one_round:entry\nuprobe:/tmp/y:one_round:return\n"
+    );
+    // Files that are known have what they have.
+    for (pattern, why) in [
+        (
+            "uprobe:/tmp/y:one_rond",
+            "no function \"one_rond\" in /tmp/y",
+        ),
+        (
+            "uprobe:/tmp/link:one_round:retrun",
+            "no function \"one_round\" in /tmp/y",
+        ),
+        (
+            "usdt:/bin/statics:statics:nonesuch",
+            "no such static probe in /bin/statics",
+        ),
+        (
+            "uprobe:/tmp/later:one_round:retrun",
+            "no process has a program or library \"/tmp/later\" mapped",
+        ),
+    ] {
+        let wrong = guest.ask(&["trace", "-e", &format!("{pattern} {{ }}")]);
+        assert_eq!(wrong.status, 1, "{wrong:?}");
+        assert!(wrong.stderr.contains(why), "{wrong:?}");
+    }
+
+    let waiting = guest.trace(&[
+        "-e",
+        r"
+        uprobe:/tmp/link:one_round { @entries = count(); @probe[probe] = count(); }
+        uprobe:y:one_* /arg0 == 1/ { @second = count(); }
+        uretprobe:/tmp/y:one_round { @returns = count(); }
+        uprobe:/tmp/later:one_round { @later = count(); }
+        usdt:/bin/statics:statics:in-registers { @widths = (sizeof(args[0]), sizeof(args[2])); }
+        uprobe:/tmp/never:one_round { @never = count(); }",
+    ]);
+    // The second run of a program, and a file that is made while the script waits.
+    guest.run("/tmp/y 3 0; /tmp/y 2 0; cp /bin/fsload /tmp/later; /tmp/later 4 0; statics 1 0");
+    let ended = waiting.interrupted();
+    let counted: Vec<&str> = ended.stdout.lines().filter(|l| !l.is_empty()).collect();
+    assert_eq!(
+        counted,
+        [
+            "@entries: 5",
+            "@probe[uprobe:/tmp/y:one_round]: 5",
+            "@second: 2",
+            "@returns: 5",
+            "@later: 4",
+            "@widths: (8, 2)",
+            "@never: 0",
+        ],
+        "{ended:?}"
+    );
+    let never =
+        "exotrace: uprobe:/tmp/never:one_round: no process has it mapped; waiting for one\n";
+    assert!(ended.stderr.contains(never), "{ended:?}");
+    guest.stop();
+}
+
 /// The message of a script that has no probes but BEGIN.
 const ATTACHED: &str = "exotrace: attached 0 probes\n";
 

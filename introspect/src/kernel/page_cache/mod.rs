@@ -63,7 +63,7 @@ pub struct PageCacheLayout {
 }
 
 /// A file in the page cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CachedFile {
     /// The address of the file's `address_space`.
     pub mapping: Gva,

@@ -21,11 +21,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use probes::engine::{
-    Cost, Filter, HitOutcome, ProbeHit, ProbeStats, Program, Session, Unwatched, Waiter,
-};
-use probes::module_probes::{Enable, ModuleProbes};
+use probes::engine::{Cost, HitOutcome, ProbeHit, ProbeStats, Program, Session, Unwatched, Waiter};
+use probes::file_probes::FileProbes;
+use probes::module_probes::{self, ModuleProbes};
 use probes::probe::Probe;
+use probes::provider::Inspectable;
 
 use crate::ast::Dialect;
 use crate::context::{AtHit, Clock};
@@ -40,7 +40,7 @@ use iterations::Iterated;
 use prepared::texts;
 pub use prepared::{Finder, NotFound, Prepared};
 pub use start_error::StartError;
-use to_come::{ToCome, codes_for};
+use to_come::{Rules, ToCome};
 
 /// The program at a probe's hits: the rules of that probe, in the script's order.
 struct ScriptProgram {
@@ -132,9 +132,10 @@ pub struct ScriptSession {
     skipped: Vec<String>,
     /// Probes of modules that are named, whether they are loaded or not.
     modules: Option<ModuleProbes>,
+    /// Probes of files that no process has mapped yet.
+    files: Option<FileProbes>,
     /// The code for those that may come.
     to_come: Vec<ToCome>,
-    filter_to_come: Filter,
 }
 
 impl fmt::Debug for ScriptSession {
@@ -159,35 +160,61 @@ impl ScriptSession {
         &self.skipped
     }
 
-    /// Returns the patterns that wait for a module to be loaded.
+    /// Returns the patterns that wait for a file to be mapped, or a module to be loaded.
     pub fn waiting(&self) -> impl Iterator<Item = &str> {
-        let waiting = self.modules.iter().flat_map(ModuleProbes::waiting);
-        waiting.map(|pattern| pattern.text.as_str())
+        let modules = self.modules.iter().flat_map(ModuleProbes::waiting);
+        let files = self.files.iter().flat_map(FileProbes::waiting);
+        files.chain(modules).map(|pattern| pattern.text.as_str())
     }
 
-    /// Enables the probes of modules that the guest has loaded since the last call. The guest is
-    /// held until it is called.
-    pub fn take_up(&mut self) {
+    /// Enables the probes of modules that `guest` has loaded, and files that it has mapped, since
+    /// the last call. The guest is held until it is called.
+    pub fn take_up(&mut self, guest: &dyn Inspectable) {
         self.look_for_modules(ModuleProbes::take_up);
+        let Some(mut files) = self.files.take() else {
+            return;
+        };
+        let (shared, clock, to_come) = (&self.shared, self.clock, &self.to_come);
+        let (probes, skipped) = (&mut self.probes, &mut self.skipped);
+        files.take_up(&mut self.session, guest, &mut |session, probe, of| {
+            let Rules {
+                codes,
+                is_foreign,
+                filter,
+            } = to_come::of_file(to_come, of, &probe);
+            if codes.is_empty() {
+                return;
+            }
+            let program = program(shared, clock, &probe, codes, is_foreign);
+            match session.enable_program(&probe, filter, program) {
+                Ok(_) => probes.push(probe),
+                Err(error) => skipped.push(error.to_string()),
+            }
+        });
+        self.files = Some(files).filter(|files| files.waiting().next().is_some());
     }
 
     /// Enables the probes of modules that `look` finds.
     fn look_for_modules(
         &mut self,
-        look: impl FnOnce(&mut ModuleProbes, &mut Session, &mut Enable<'_>),
+        look: impl FnOnce(&mut ModuleProbes, &mut Session, &mut module_probes::Enable<'_>),
     ) {
         let Some(mut modules) = self.modules.take() else {
             return;
         };
         let (shared, clock, to_come) = (&self.shared, self.clock, &self.to_come);
-        let (probes, filter) = (&mut self.probes, &self.filter_to_come);
+        let probes = &mut self.probes;
         look(&mut modules, &mut self.session, &mut |session, probe| {
-            let (codes, is_foreign) = codes_for(to_come.iter(), &probe);
+            let Rules {
+                codes,
+                is_foreign,
+                filter,
+            } = to_come::of_module(to_come, &probe);
             if codes.is_empty() {
                 return Ok(None);
             }
             let program = program(shared, clock, &probe, codes, is_foreign);
-            let number = session.enable_program(&probe, filter.clone(), program)?;
+            let number = session.enable_program(&probe, filter, program)?;
             probes.push(probe);
             Ok(Some(number))
         });

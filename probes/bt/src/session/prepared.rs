@@ -1,6 +1,7 @@
 //! A script before it runs: finds its probes and compiles its rules for them.
 
 use probes::engine::{Engine, Filter, RingSize, Session};
+use probes::file_probes::FileProbes;
 use probes::module_probes::ModuleProbes;
 use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Probe, Target};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use super::iterations::{self, Iterated};
-use super::resolved::{Resolved, kinds_of, of_modules, resolve};
+use super::resolved::{Resolved, kinds_of, of_files, of_modules, resolve};
 use super::to_come::ToCome;
 use super::{ScriptSession, StartError, arguments, limits, output};
 use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
@@ -42,7 +43,8 @@ pub trait Finder {
     fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound>;
 
     /// Returns a probe of each kind that a pattern without probes may match later: those of a
-    /// module that is not loaded. Returns none if the pattern can never match.
+    /// module that is not loaded, or a file that is not mapped. Returns none if the pattern can
+    /// never match.
     fn to_come(&self, pattern: &str) -> Vec<Probe> {
         let _ = pattern;
         Vec::new()
@@ -56,6 +58,8 @@ pub struct Prepared {
     places: Places,
     /// The patterns that name a module.
     of_modules: Vec<ProbePattern>,
+    /// The patterns of files that no process has mapped.
+    of_files: Vec<ProbePattern>,
     /// The maps that are printed at the end, in order.
     printed: Vec<usize>,
     /// The messages about probes that do not exist, of rules that have others.
@@ -137,9 +141,11 @@ impl Places {
                     .or_insert_with_key(|kind| Arc::new(compiler.rule(rule, kind)));
                 match found.to_come {
                     true => self.to_come.push(ToCome {
+                        pattern: pattern.clone(),
                         form: probe.clone(),
                         code: code.clone(),
                         is_foreign,
+                        filter: Filter::default(),
                     }),
                     false => {
                         if let Some(wanted) = self.add(probe, code) {
@@ -230,6 +236,7 @@ impl Prepared {
             },
             places,
             of_modules: of_modules(&resolved),
+            of_files: of_files(&resolved),
             printed,
             missing,
             set_up: Box::new(|_| ()),
@@ -280,7 +287,8 @@ impl Prepared {
     }
 
     /// Runs BEGIN, then enables the probes, unless BEGIN has ended the script. `filter` selects the
-    /// hits of a probe. `each` receives the output of BEGIN.
+    /// hits of a probe. `each` receives the output of BEGIN. Call [`ScriptSession::take_up`] then:
+    /// a file may have come in between.
     ///
     /// # Errors
     /// A probe that is named and not just matched cannot be enabled. Nothing is left in the guest
@@ -303,9 +311,12 @@ impl Prepared {
             end,
             iterations,
             probes,
-            to_come,
+            mut to_come,
             ..
         } = self.places;
+        for wanted in &mut to_come {
+            wanted.filter = filter(&wanted.form);
+        }
         let mut running = ScriptSession {
             session,
             shared,
@@ -316,8 +327,8 @@ impl Prepared {
             probes: Vec::new(),
             skipped: self.missing,
             modules: None,
-            to_come: Vec::new(),
-            filter_to_come: Filter::default(),
+            files: None,
+            to_come,
         };
         output::run(&begin, "BEGIN", &running.shared, &self.clock, each);
         if running.has_exited() {
@@ -343,16 +354,19 @@ impl Prepared {
         }
         let enabled = running.probes.iter().zip(0..);
         running.modules = ModuleProbes::follow(&running.session, self.of_modules, enabled);
-        if let (Some(first), None) = (to_come.first(), &running.modules) {
-            let pattern = first.form.name.to_string();
+        let is_of_file = |wanted: &ToCome| self.of_files.iter().any(|of| of.text == wanted.pattern);
+        let mut of_modules = running.to_come.iter().filter(|wanted| !is_of_file(wanted));
+        if let (Some(first), None) = (of_modules.next(), &running.modules) {
+            let pattern = first.pattern.clone();
             return Err(StartError::Modules { pattern });
         }
-        running.filter_to_come = match to_come.first() {
-            // All of them belong to any process.
-            Some(first) => filter(&first.form),
-            None => Filter::default(),
-        };
-        running.to_come = to_come;
+        if let Some(first) = self.of_files.first() {
+            let pattern = first.text.clone();
+            running.files = FileProbes::follow(&running.session, self.of_files);
+            if running.files.is_none() {
+                return Err(StartError::Files { pattern });
+            }
+        }
         // A module may have come in between.
         running.look_for_modules(ModuleProbes::take_up_present);
         Ok(running)
@@ -423,7 +437,7 @@ mod tests {
     use probes::name::matches_part;
     use probes::probe::Moment;
 
-    use super::super::to_come::codes_for;
+    use super::super::to_come;
     use super::*;
     use crate::parse::parse;
     use crate::record;
@@ -506,8 +520,8 @@ mod tests {
             ("ext4", "brd_init", Moment::Entry, 0),
         ] {
             let probe = of_module(module, function, moment);
-            let (found, _) = codes_for(prepared.places.to_come.iter(), &probe);
-            assert_eq!(found.len(), codes, "{}", probe.name);
+            let found = to_come::of_module(&prepared.places.to_come, &probe);
+            assert_eq!(found.codes.len(), codes, "{}", probe.name);
         }
         // The name that is printed may be as long as the kernel allows.
         assert!(prepared.words > 512 / 8);

@@ -18,7 +18,8 @@ pub(super) type Resolved<'s> = HashMap<&'s str, Found>;
 /// The probes of a pattern.
 pub(super) struct Found {
     pub(super) probes: Vec<Probe>,
-    /// Whether these are the forms of probes of a module that is not loaded.
+    /// Whether these are the forms of probes of a module that is not loaded, or a file that is not
+    /// mapped.
     pub(super) to_come: bool,
 }
 
@@ -26,6 +27,16 @@ pub(super) struct Found {
 pub(super) fn of_modules(resolved: &Resolved<'_>) -> Vec<ProbePattern> {
     let parsed = resolved.keys().map(|text| ProbePattern::parse(text));
     let named = parsed.flatten().filter(|p| module::named(p).is_some());
+    let mut named: Vec<ProbePattern> = named.collect();
+    named.sort_by(|one, other| one.text.cmp(&other.text));
+    named
+}
+
+/// Returns the patterns of files that no process has mapped.
+pub(super) fn of_files(resolved: &Resolved<'_>) -> Vec<ProbePattern> {
+    let to_come = resolved.iter().filter(|(_, found)| found.to_come);
+    let parsed = to_come.map(|(text, _)| ProbePattern::parse(text));
+    let named = parsed.flatten().filter(|p| module::named(p).is_none());
     let mut named: Vec<ProbePattern> = named.collect();
     named.sort_by(|one, other| one.text.cmp(&other.text));
     named
@@ -89,7 +100,7 @@ pub(super) fn resolve<'s>(
     }
 }
 
-/// Returns the probes of a pattern, or the forms of those of a module that is not loaded.
+/// Returns the probes of a pattern, or the forms of those to come.
 fn find(pattern: &str, finder: &dyn Finder) -> Result<Found, NotFound> {
     finder
         .find(pattern)

@@ -19,6 +19,12 @@ pub enum StartError {
         /// The pattern that names it.
         pattern: String,
     },
+    /// A file to come cannot be seen.
+    #[error("{pattern}: no process has it mapped, and the kernel does not report new ones")]
+    Files {
+        /// The pattern that names it.
+        pattern: String,
+    },
     /// The guest cannot be iterated over.
     #[error("{}: {reason}", iteration.name())]
     Iteration {

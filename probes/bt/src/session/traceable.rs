@@ -49,11 +49,16 @@ impl Finder for &dyn Inspectable {
     }
 
     fn to_come(&self, pattern: &str) -> Vec<Probe> {
-        match ProbePattern::parse(pattern) {
-            Ok(pattern) if module::to_come(self.view(), &pattern).is_some() => {
-                module::forms(self.view(), &pattern)
-            }
-            _ => Vec::new(),
+        let Ok(pattern) = ProbePattern::parse(pattern) else {
+            return Vec::new();
+        };
+        if module::to_come(self.view(), &pattern).is_some() {
+            return module::forms(self.view(), &pattern);
+        }
+        match self.running() {
+            Some(_) => provider::to_come(*self, &pattern),
+            // No process starts there.
+            None => Vec::new(),
         }
     }
 }
