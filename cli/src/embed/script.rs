@@ -55,8 +55,8 @@ impl Script {
 
     /// Returns the output since the last call, that of `BEGIN` included.
     ///
-    /// Probes of modules that came meanwhile are enabled here. The guest is paused for that from
-    /// their arrival on.
+    /// Probes of files and modules that came meanwhile are enabled here. The guest is paused for
+    /// that from their arrival on.
     pub fn output(&mut self) -> Rendered {
         let mut output = std::mem::take(&mut self.begun);
         self.job.take_up();

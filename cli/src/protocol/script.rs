@@ -152,7 +152,7 @@ pub enum Line {
         probes: Vec<String>,
         /// The probes of patterns that cannot be traced, with the reasons.
         skipped: Vec<String>,
-        /// The patterns that wait for a module to be loaded.
+        /// The patterns that wait for a file to be mapped, or a module to be loaded.
         open: Vec<String>,
     },
     /// A piece of output.
