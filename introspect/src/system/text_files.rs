@@ -174,18 +174,22 @@ impl<'s> PausedSystem<'s> {
         Ok(found)
     }
 
-    /// Returns the file at an absolute path, as the first process sees it, whether it is mapped or
-    /// not. Symbolic links are followed. Returns `None` if there is no such file in the kernel's
-    /// memory.
+    /// Returns the file at an absolute path, whether it is mapped or not. The path is that of the
+    /// `process`, or of the first one. Symbolic links are followed. Returns `None` if there is no
+    /// such file in the kernel's memory, or no such process.
     ///
     /// # Errors
     /// If the kernel's layout for processes, files or the page cache is unknown.
-    pub fn text_file_at(&self, path: &[u8]) -> Result<Option<TextFile<'s>>, Unavailable> {
+    pub fn text_file_at(
+        &self,
+        process: Option<i32>,
+        path: &[u8],
+    ) -> Result<Option<TextFile<'s>>, Unavailable> {
         let layout = known(&self.system.page_cache)?;
-        let Ok(Some(init)) = self.process(INIT)? else {
+        let Ok(Some(task)) = self.process(process.unwrap_or(INIT))? else {
             return Ok(None);
         };
-        let found = self.file_behind(&init, path)?;
+        let found = self.file_behind(&task, path)?;
         Ok(found.map(|(file, path)| TextFile {
             path,
             file,

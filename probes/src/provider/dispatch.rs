@@ -8,6 +8,7 @@ use introspect::system::PausedSystem;
 use vmm::machine::Handle;
 
 use super::uprobe::{self, UserMatches};
+use super::user_file::in_proc;
 use super::{each_of_kernel, file_forms, module, nearest_of_kernel, tracepoint, usdt, watchpoint};
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;
@@ -285,7 +286,12 @@ pub fn find_at_path(guest: &dyn Inspectable, pattern: &ProbePattern) -> Vec<Prob
 /// Checks whether a pattern's process exists, and has not mapped its file yet. One that does not
 /// exist never maps anything.
 fn may_come(guest: &dyn Inspectable, pattern: &ProbePattern) -> bool {
-    let process = uprobe::process_of(&pattern.provider);
+    let file = match uprobe::is_meant(pattern) {
+        true => &pattern.module,
+        false => usdt::file_of(pattern),
+    };
+    let of_file = in_proc(file).map(|(pid, _)| pid);
+    let process = uprobe::process_of(&pattern.provider).or(of_file);
     let exists = inspect(guest, |system| {
         process.is_none_or(|pid| matches!(system.process(pid), Ok(Ok(Some(_)))))
     });
@@ -294,9 +300,9 @@ fn may_come(guest: &dyn Inspectable, pattern: &ProbePattern) -> bool {
         function: uprobe::WHOLE_FILE.into(),
         ..pattern.clone()
     };
-    let of_file = match uprobe::is_meant(pattern) {
+    let any_of_it = match uprobe::is_meant(pattern) {
         true => &whole_file,
         false => pattern,
     };
-    exists == Ok(true) && mapped(guest, of_file).is_ok_and(|found| found.files.is_empty())
+    exists == Ok(true) && mapped(guest, any_of_it).is_ok_and(|found| found.files.is_empty())
 }

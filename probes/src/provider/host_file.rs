@@ -13,8 +13,9 @@ use introspect::user::static_probes::StaticSites;
 use introspect::user::symbols::FunctionSymbols;
 use introspect::user::symfs::HostFile;
 
-use super::uprobe::{self, moments, names_file, names_function};
+use super::uprobe::{self, moments, names_function};
 use super::usdt::{self, Wanted};
+use super::user_file::names_file;
 use crate::name::{ProbeName, ProbePattern};
 use crate::probe::Signature;
 

@@ -11,6 +11,7 @@ pub mod timer;
 pub mod tracepoint;
 pub mod uprobe;
 pub mod usdt;
+mod user_file;
 pub mod watchpoint;
 
 pub use dispatch::{

@@ -1,11 +1,10 @@
 //! Probes of functions in programs and libraries. `uprobe:FILE:FUNCTION:entry`, `:return` and
 //! `:OFFSET` are for every process that maps the file, `pidN:FILE:FUNCTION:…` for process N only.
 //!
-//! A file is named by its path or the last part of it; `a.out` is the process's own program. A path
-//! may lead over symbolic links. A word such as `libc` is the library of that name. Offsets are in
-//! bytes from the function's first, decimal or hexadecimal with 0x. The function `-` is the whole
-//! file, with offsets from its start. A function `0x1234` is the place with that address in the
-//! file's own addresses. Only files that a process maps for execution can be probed.
+//! The private module `user_file` has the names of files. Offsets are in bytes from the function's
+//! first, decimal or hexadecimal with 0x. The function `-` is the whole file, with offsets from its
+//! start. A function `0x1234` is the place with that address in the file's own addresses. Only
+//! files that a process maps for execution can be probed.
 //!
 //! A function of C++ or Rust is matched and shown as its language writes it. It is matched as it is
 //! mangled, and without the parameters of C++, too.
@@ -15,6 +14,7 @@ use introspect::system::{PausedSystem, TextFile, TextFiles, Unavailable};
 use introspect::user::demangle::{demangle, without_parameters};
 use introspect::x86_64::PAGE;
 
+use super::user_file::UserFile;
 use crate::name::{ProbeName, ProbePattern, matches_part, offset};
 use crate::probe::{Moment, Probe, Target, UserText};
 
@@ -22,8 +22,6 @@ use crate::probe::{Moment, Probe, Target, UserText};
 pub const PROVIDER: &str = "uprobe";
 /// The prefix of the provider for one process.
 pub const PROCESS: &str = "pid";
-/// The name that stands for a process's own program.
-const PROGRAM: &str = "a.out";
 /// The function name that stands for the whole file.
 pub const WHOLE_FILE: &str = "-";
 /// The length of the longest instruction in bytes.
@@ -73,24 +71,8 @@ pub fn find(
     if process.is_none() && pattern.provider != PROVIDER {
         return Ok(UserMatches::default());
     }
-    let program = match process {
-        Some(pid) if pattern.module == PROGRAM => program(look, pid)?,
-        _ => None,
-    };
-    let named = at_path(look, &pattern.module)?;
-    let wanted = |path: &[u8]| {
-        if named.as_ref().is_some_and(|named| named.path == path) {
-            return true;
-        }
-        let path = String::from_utf8_lossy(path);
-        let last = path.rsplit('/').next().unwrap_or_default();
-        match &program {
-            Some(program) => *program == path,
-            None => names_file(&pattern.module, &path, last),
-        }
-    };
-    let files = look.text_files(process, &wanted)?;
-    Ok(matches(&files, pattern, unpatched))
+    let file = UserFile::named(look, &pattern.module, process)?;
+    Ok(matches(&file.mapped(look)?, pattern, unpatched))
 }
 
 /// Finds the probes that match `pattern` in the file at the path that it names, whether it is
@@ -103,22 +85,12 @@ pub fn find_at_path(
     pattern: &ProbePattern,
     unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
 ) -> Result<UserMatches, Unavailable> {
+    let file = UserFile::named(look, &pattern.module, process_of(&pattern.provider))?;
     let files = TextFiles {
-        files: at_path(look, &pattern.module)?.into_iter().collect(),
+        files: file.at_path(look)?.into_iter().collect(),
         ..TextFiles::default()
     };
     Ok(matches(&files, pattern, unpatched))
-}
-
-/// Returns the file at the path that a pattern names.
-pub(super) fn at_path<'s>(
-    look: &PausedSystem<'s>,
-    named: &str,
-) -> Result<Option<TextFile<'s>>, Unavailable> {
-    match named.starts_with('/') && ProbePattern::is_exact(named) {
-        true => look.text_file_at(named.as_bytes()),
-        false => Ok(None),
-    }
 }
 
 fn matches(
@@ -176,25 +148,6 @@ pub fn point(
     }))
 }
 
-/// Checks whether a pattern names the file at `path`, the last part of which is `last`.
-pub(super) fn names_file(pattern: &str, path: &str, last: &str) -> bool {
-    let is_library = || {
-        let version = last.strip_prefix(pattern);
-        pattern.starts_with("lib")
-            && version.is_some_and(|rest| rest.starts_with(".so") || rest.starts_with('-'))
-            && last.contains(".so")
-    };
-    // Distributions have merged these folders into /usr, and links lead there.
-    let is_merged = || {
-        let merged = ["/bin/", "/sbin/", "/lib/", "/lib64/"];
-        let rest = path.strip_prefix("/usr");
-        rest.is_some_and(|rest| {
-            merged.iter().any(|folder| pattern.starts_with(folder)) && matches_part(pattern, rest)
-        })
-    };
-    matches_part(pattern, path) || matches_part(pattern, last) || is_library() || is_merged()
-}
-
 /// Returns the address that a function's name is.
 fn address_of(function: &str) -> Option<u64> {
     function.starts_with("0x").then(|| offset(function))?
@@ -227,16 +180,6 @@ pub fn targets_to_come(pattern: &ProbePattern) -> Vec<Target> {
         moment,
     });
     targets.collect()
-}
-
-/// Returns the path of a process's own program.
-fn program(look: &PausedSystem<'_>, pid: i32) -> Result<Option<String>, Unavailable> {
-    let Ok(Some(task)) = look.process(pid)? else {
-        return Ok(None);
-    };
-    let program = look.program(&task, 0)?.and_then(Result::ok);
-    let path = program.and_then(|program| program.path);
-    Ok(path.map(|path| String::from_utf8_lossy(&path).into_owned()))
 }
 
 fn of_file(
@@ -350,23 +293,6 @@ pub(super) fn text(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn files_are_named_by_path_last_part_or_library() {
-        for (pattern, path, named) in [
-            ("/usr/bin/sh", "/usr/bin/sh", true),
-            ("sh", "/usr/bin/sh", true),
-            ("libc", "/lib/x86_64-linux-gnu/libc.so.6", true),
-            ("libc", "/lib/libc-2.31.so", true),
-            ("libc", "/lib/libcrypt.so.1", false),
-            ("libc", "/bin/libc-tool", false),
-            ("libstdc++", "/usr/lib/libstdc++.so.6.0.30", true),
-            ("ld", "/lib/ld.so", false),
-        ] {
-            let last = path.rsplit('/').next().unwrap_or_default();
-            assert_eq!(names_file(pattern, path, last), named, "{pattern} {path}");
-        }
-    }
 
     #[test]
     fn functions_are_named_as_mangled_or_as_written() {

@@ -21,7 +21,8 @@ use introspect::user::static_probes::{
 };
 use introspect::user::symbols::FunctionSymbols;
 
-use super::uprobe::{self, UserMatches, names_file, text};
+use super::uprobe::{UserMatches, text};
+use super::user_file::{UserFile, names_file};
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Probe, SemaphoreText, Signature, StaticPlace, StaticText, Target};
 
@@ -52,7 +53,13 @@ pub fn may_be_meant(pattern: &ProbePattern) -> bool {
 /// Checks whether a pattern names a file.
 #[must_use]
 pub fn has_file(pattern: &ProbePattern) -> bool {
-    is_meant(pattern) && !Wanted::of_file(pattern).file.is_empty()
+    is_meant(pattern) && !file_of(pattern).is_empty()
+}
+
+/// Returns the file that a pattern of [`PROVIDER`] names; empty if it names none.
+#[must_use]
+pub fn file_of(pattern: &ProbePattern) -> &str {
+    Wanted::of_file(pattern).file
 }
 
 /// The parts that a pattern selects, each itself a pattern; empty parts match everything.
@@ -208,7 +215,8 @@ pub fn find_at_path(
 ) -> Result<UserMatches, Unavailable> {
     let wanted = Wanted::of_file(pattern);
     let mut found = UserMatches::default();
-    if let Some(file) = uprobe::at_path(look, wanted.file)? {
+    let file = UserFile::named(look, wanted.file, wanted.process)?;
+    if let Some(file) = file.at_path(look)? {
         in_files(&[file], &wanted, unpatched, &mut found);
     }
     Ok(found)
@@ -220,15 +228,8 @@ fn find_wanted(
     unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
     found: &mut UserMatches,
 ) -> Result<(), Unavailable> {
-    let named = uprobe::at_path(look, wanted.file)?;
-    let is_wanted = |path: &[u8]| {
-        if named.as_ref().is_some_and(|named| named.path == path) {
-            return true;
-        }
-        let path = String::from_utf8_lossy(path);
-        wanted.has_file(&path, last_part(&path))
-    };
-    let files = look.text_files(wanted.process, &is_wanted)?;
+    let file = UserFile::named(look, wanted.file, wanted.process)?;
+    let files = file.mapped(look)?;
     found.incomplete.extend(files.incomplete);
     in_files(&files.files, wanted, unpatched, found);
     Ok(())

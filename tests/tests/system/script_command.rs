@@ -136,6 +136,21 @@ fn a_script_waits_for_programs_that_nobody_runs_yet() {
         ],
         "{ended:?}"
     );
+    // A process's own program, by its folder in /proc.
+    let pid =
+        guest.run("/tmp/y 0 100 > /dev/null & until grep -qx y /proc/$!/comm; do :; done; echo $!");
+    let listed = guest.ask(&[
+        "list",
+        &format!("uprobe:/proc/{}/exe:one_round:entry", pid.trim()),
+    ]);
+    assert_eq!(
+        listed.stdout, "uprobe:/tmp/y:one_round:entry\n",
+        "{listed:?}"
+    );
+    let link = format!("uprobe:/proc/{}/root/tmp/link:one_round:entry", pid.trim());
+    assert_eq!(guest.ask(&["list", &link]).stdout, listed.stdout);
+    let nobody = guest.ask(&["trace", "-e", "uprobe:/proc/99999/exe:one_round { }"]);
+    assert_eq!(nobody.status, 1, "{nobody:?}");
     let never =
         "exotrace: uprobe:/tmp/never:one_round: no process has it mapped; waiting for one\n";
     assert!(ended.stderr.contains(never), "{ended:?}");
