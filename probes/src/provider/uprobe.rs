@@ -106,11 +106,13 @@ fn matches(
         let path = String::from_utf8_lossy(&file.path).into_owned();
         let probes_before = found.probes.len();
         of_file(file, &path, pattern, unpatched, &mut found.probes);
-        if found.probes.len() == probes_before && ProbePattern::is_exact(&pattern.function) {
-            let nearest = file
-                .functions()
-                .nearest_names(&pattern.function, super::SUGGESTIONS);
-            found.nearest.extend(nearest.into_iter().map(str::to_owned));
+        if found.probes.len() == probes_before {
+            if ProbePattern::is_exact(&pattern.function) {
+                let nearest = file
+                    .functions()
+                    .nearest_names(&pattern.function, super::SUGGESTIONS);
+                found.nearest.extend(nearest.into_iter().map(str::to_owned));
+            }
             found.incomplete.extend(file.lost_functions());
         }
         found.files.push(path);

@@ -55,7 +55,7 @@ impl<'n> UserFile<'n> {
     }
 
     /// Returns the file at the path that the name is, whether it is mapped or not. `None` if the
-    /// name is no path, or the guest's memory has no such file.
+    /// name is no path, or the guest's memory has no such file or not its first page.
     ///
     /// # Errors
     /// If the kernel's processes or the page cache cannot be read.
@@ -63,7 +63,9 @@ impl<'n> UserFile<'n> {
         &self,
         look: &PausedSystem<'s>,
     ) -> Result<Option<TextFile<'s>>, Unavailable> {
-        stored(look, self.name, self.process)
+        let file = stored(look, self.name, self.process)?;
+        // The inode of overlayfs has no pages: they are those of the file below.
+        Ok(file.filter(|file| !file.bytes_at(0, 1).is_empty()))
     }
 
     fn is_at(&self, path: &[u8]) -> bool {
