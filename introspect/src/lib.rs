@@ -28,5 +28,5 @@ mod test_says;
 pub mod user;
 pub mod x86_64;
 
-pub use memory::{CpuRegisters, Gpa, Gva, PhysicalMemory, PhysicalReadError};
+pub use memory::{CpuRegisters, Gpa, Gva, PAGE_WORDS, PhysicalMemory, PhysicalReadError};
 pub use memory_view::{MemoryView, PausedMemory};

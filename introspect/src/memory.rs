@@ -9,6 +9,9 @@ use std::sync::atomic::AtomicU64;
 
 use crate::x86_64::paging::{self, AddressSpace, TranslateError, Translation};
 
+/// The number of 8-byte words in a page of 4 KiB.
+pub const PAGE_WORDS: usize = 512;
+
 /// A guest-physical address (GPA), in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Gpa(pub u64);
@@ -88,6 +91,14 @@ pub trait PhysicalMemory {
         }
         let place = paging::translate(self, space, gva).ok()?;
         self.read_word(place.gpa).ok()
+    }
+
+    /// Returns the words of the 4 KiB page that holds a virtual address, if they can be read in
+    /// place, as [`page_words`](Self::page_words) does. Memory that caches page walks has a faster
+    /// implementation.
+    fn page_at(&self, space: AddressSpace, gva: Gva) -> Option<&[AtomicU64; PAGE_WORDS]> {
+        let place = paging::translate(self, space, gva).ok()?;
+        self.page_words(place.gpa)?.first_chunk()
     }
 
     /// Returns the ranges of RAM in bytes, ascending and disjoint.

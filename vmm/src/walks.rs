@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use introspect::x86_64::paging::{AddressSpace, PAGE, TranslateError, Translation, walk};
-use introspect::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
+use introspect::{Gpa, Gva, PAGE_WORDS, PhysicalMemory, PhysicalReadError};
 
 use crate::memory::GuestRam;
 
@@ -276,6 +276,13 @@ impl<'m> HitMemory<'m> {
         })
     }
 
+    #[cold]
+    #[inline(never)]
+    fn page_anew(&self, space: AddressSpace, gva: Gva) -> Option<&'m [AtomicU64; PAGE_WORDS]> {
+        let found = self.walks.walk(self.ram, space, gva).ok()?;
+        self.ram.page_words(found.gpa)?.first_chunk()
+    }
+
     /// Returns the memory without the cache.
     #[must_use]
     pub fn guest_ram(&self) -> &'m GuestRam {
@@ -304,6 +311,18 @@ impl PhysicalMemory for HitMemory<'_> {
     fn word_at(&self, space: AddressSpace, gva: Gva) -> Option<u64> {
         let found = self.word(space, gva)?;
         Some(u64::from_le(found.word.load(Ordering::Relaxed)))
+    }
+
+    fn page_at(&self, space: AddressSpace, gva: Gva) -> Option<&[AtomicU64; PAGE_WORDS]> {
+        let Some(kept) = self.walks.kept(self.ram, space, gva) else {
+            return self.page_anew(space, gva);
+        };
+        let page: *const [AtomicU64; PAGE_WORDS] =
+            std::ptr::with_exposed_provenance(kept.host.get());
+        // SAFETY: the pointer is null, or to a page of `ram` or a clone, because the number is the
+        // same. That is mapped as long as one of them lives, and the result borrows `ram`. RAM is
+        // made of whole pages, which are aligned. All access is atomic.
+        unsafe { page.as_ref() }
     }
 
     fn ram(&self) -> Vec<Range<u64>> {
@@ -355,6 +374,9 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(memory.walk(space, gva), translate(&ram, space, gva));
                 assert_eq!(memory.word_at(space, gva), ram.word_at(space, gva));
+                let place = |page: &[AtomicU64; PAGE_WORDS]| page.as_ptr();
+                let expected = ram.page_at(space, gva).map(place);
+                assert_eq!(memory.page_at(space, gva).map(place), expected);
             }
             memory.walk(space, gva)
         };

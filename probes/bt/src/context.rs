@@ -37,8 +37,8 @@ pub(crate) trait Context {
         0
     }
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
-    /// Reads a string up to its NUL or the buffer's end. Returns `false`, with the bytes before it,
-    /// if memory is not there.
+    /// Reads a string up to its NUL or the buffer's end. Returns `false`, with the number of bytes
+    /// before it, if memory is not there. Bytes of the buffer behind the string mean nothing.
     fn read_string(&self, address: u64, buffer: &mut [u8]) -> (usize, bool);
     fn kernel_stack(&self, _frames: &mut [u64]) -> usize {
         0

@@ -16,6 +16,8 @@ use crate::time::TimeFormat;
 use crate::value::Value;
 
 /// One operation. Its operands on the stack are named in the order in which they were pushed.
+// The tag stands alone: one hidden in a value would have to be computed at each operation.
+#[repr(u8)]
 #[derive(Debug)]
 pub(crate) enum Operation {
     /// Pushes a constant.

@@ -257,7 +257,7 @@ impl Engine {
         Session::new(self.clone(), size)
     }
 
-    /// Sets the unwinder for kernel stacks.
+    /// Sets the unwinder for kernel stacks. The first one stays.
     pub fn set_unwinder(&self, unwinder: KernelUnwinder) {
         self.0.path.stacks.set_unwinder(unwinder);
     }

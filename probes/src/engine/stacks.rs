@@ -4,14 +4,14 @@
 //! (see [`introspect::stack::kernel`]). Program stacks are walked by frame pointers, with the
 //! caller of a function that was just entered. A walk ends where it cannot be continued.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arc_swap::ArcSwapOption;
 use introspect::stack::kernel::KernelUnwinder;
 use introspect::x86_64::GeneralRegisters;
-use introspect::x86_64::paging::{AddressSpace, PAGE, translate};
+use introspect::x86_64::paging::{AddressSpace, PAGE};
 use introspect::x86_64::virtual_memory::read_u64;
-use introspect::{Gva, PausedMemory, PhysicalMemory};
+use introspect::{Gva, PAGE_WORDS, PausedMemory, PhysicalMemory};
 
 use super::hit::Hit;
 
@@ -22,21 +22,22 @@ const LARGEST_FRAME: u64 = 1 << 24;
 /// frame pointers, too.
 #[derive(Default)]
 pub(crate) struct Stacks {
-    unwinder: ArcSwapOption<KernelUnwinder>,
+    unwinder: OnceLock<KernelUnwinder>,
     space: Option<AddressSpace>,
 }
 
 impl Stacks {
     pub(crate) fn new(space: AddressSpace) -> Self {
         Self {
-            unwinder: ArcSwapOption::empty(),
+            unwinder: OnceLock::new(),
             space: Some(space),
         }
     }
 
-    /// Sets the unwinder.
+    /// Sets the unwinder, unless there is one.
     pub(crate) fn set_unwinder(&self, unwinder: KernelUnwinder) {
-        self.unwinder.store(Some(unwinder.into()));
+        // Only one is kept: hits read it without a lock.
+        let _ = self.unwinder.set(unwinder);
     }
 
     /// Fills `frames` with the kernel stack of a hit in kernel mode: `pc`, the reported address,
@@ -52,8 +53,7 @@ impl Stacks {
     /// Fills `frames` from the hit's own address, which may be behind the first instructions of a
     /// function.
     fn kernel_from(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
-        let unwinder = self.unwinder.load();
-        let (Some(unwinder), Some(space)) = (&*unwinder, self.space) else {
+        let (Some(unwinder), Some(space)) = (self.unwinder.get(), self.space) else {
             let space = self.space.unwrap_or_else(|| hit.space());
             let walk = FrameWalk::new(hit.memory, space, hit.address);
             return walk.of_entered(hit, frames);
@@ -91,8 +91,7 @@ impl Stacks {
 
     /// Returns the program's RIP, RSP and RBP at the current task's kernel entry.
     fn entry(&self, hit: &Hit<'_>) -> Option<(u64, u64, u64, bool)> {
-        let unwinder = self.unwinder.load();
-        let (unwinder, space) = (unwinder.as_ref()?, self.space?);
+        let (unwinder, space) = (self.unwinder.get()?, self.space?);
         let memory = PausedMemory::brief(hit.memory);
         let task = Gva(hit.current.task().address);
         let saved = unwinder.entry_registers(memory.view(space), task).ok()??;
@@ -111,7 +110,7 @@ struct FrameWalk<'m> {
 /// A page of a stack: its virtual address and its words in memory.
 struct StackPage<'m> {
     address: u64,
-    words: &'m [AtomicU64],
+    words: &'m [AtomicU64; PAGE_WORDS],
 }
 
 impl StackPage<'_> {
@@ -119,9 +118,9 @@ impl StackPage<'_> {
     #[inline]
     fn pair(&self, at: u64) -> Option<(u64, u64)> {
         let place = usize::try_from(at.wrapping_sub(self.address) / 8).ok()?;
-        let [first, second] = self.words.get(place..)?.first_chunk::<2>()?;
         let word = |word: &AtomicU64| u64::from_le(word.load(Ordering::Relaxed));
-        Some((word(first), word(second)))
+        let second = word(self.words.get(place + 1)?);
+        Some((word(self.words.get(place)?), second))
     }
 }
 
@@ -137,16 +136,23 @@ impl<'m> FrameWalk<'m> {
     /// Reads the two words at an address, and keeps their page, since frames are close together.
     fn look_up(&self, at: u64, page: &mut Option<StackPage<'m>>) -> Option<(u64, u64)> {
         let address = at & !(PAGE - 1);
-        let place = translate(self.memory, self.space, Gva(address)).ok()?.gpa;
-        *page = self
-            .memory
-            .page_words(place)
-            .map(|words| StackPage { address, words });
+        let words = self.memory.page_at(self.space, Gva(address));
+        *page = words.map(|words| StackPage { address, words });
         if let Some(pair) = page.as_ref().and_then(|page| page.pair(at)) {
             return Some(pair);
         }
         let word = |at: u64| read_u64(self.memory, self.space, Gva(at)).ok();
         Some((word(at)?, word(at.checked_add(8)?)?))
+    }
+
+    /// Reads the word at an address, and keeps its page.
+    fn word(&self, at: u64, page: &mut Option<StackPage<'m>>) -> Option<u64> {
+        if at.is_multiple_of(8)
+            && let Some((word, _)) = self.look_up(at, page)
+        {
+            return Some(word);
+        }
+        read_u64(self.memory, self.space, Gva(at)).ok()
     }
 
     /// Walks the stack of a function at its first instruction.
@@ -169,15 +175,15 @@ impl<'m> FrameWalk<'m> {
         if !push(rip) {
             return count;
         }
+        let mut page: Option<StackPage<'_>> = None;
         // At a function's first instruction, its caller is not in a frame yet.
         if entered
-            && let Ok(caller) = read_u64(self.memory, self.space, Gva(rsp))
+            && let Some(caller) = self.word(rsp, &mut page)
             && !push(caller)
         {
             return count;
         }
         let (mut frame, mut below) = (rbp, rsp);
-        let mut page: Option<StackPage<'_>> = None;
         while frame >= below && frame - below < LARGEST_FRAME && frame.is_multiple_of(8) {
             let kept = page.as_ref().and_then(|page| page.pair(frame));
             let Some((outer, caller)) = kept.or_else(|| self.look_up(frame, &mut page)) else {

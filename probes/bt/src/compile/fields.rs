@@ -82,6 +82,7 @@ fn number(bytes: u8, signed: bool) -> MemoryType {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::cell::RefCell;
+    use std::iter::repeat;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use probes::event::{COMM_LENGTH, EventKind};
@@ -156,7 +157,7 @@ mod tests {
             };
             let record = self.record.as_deref().unwrap_or_default();
             let there = record.get(offset as usize..).unwrap_or_default();
-            for (place, byte) in buffer.iter_mut().zip(there) {
+            for (place, byte) in buffer.iter_mut().zip(there.iter().chain(repeat(&0))) {
                 *place = *byte;
             }
             true

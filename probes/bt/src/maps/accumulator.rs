@@ -61,14 +61,29 @@ impl Accumulator {
     /// Checks whether the value is aggregated.
     pub(super) fn takes(&self, value: i64) -> bool {
         match self {
-            Self::Histogram { buckets, .. } => buckets.bucket_of(value).is_some(),
+            // Those of powers of two have a bucket for each value.
+            Self::Histogram {
+                buckets: buckets @ (Buckets::Linear { .. } | Buckets::StrictLinear { .. }),
+                ..
+            } => buckets.bucket_of(value).is_some(),
             _ => true,
         }
     }
 
     /// Adds a value of a time, in nanoseconds since 1970, which matters to a time series alone.
     /// Returns `false` if there is no room for it.
+    #[inline]
     pub(super) fn add(&mut self, value: i64, at: u64) -> bool {
+        match self {
+            Self::Count(count) => {
+                *count = count.wrapping_add(1);
+                true
+            }
+            other => other.add_value(value, at),
+        }
+    }
+
+    fn add_value(&mut self, value: i64, at: u64) -> bool {
         match self {
             Self::Series(series) => series.add(value, at),
             Self::Count(count) => *count = count.wrapping_add(1),

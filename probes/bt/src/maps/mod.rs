@@ -15,14 +15,15 @@
 
 mod accumulator;
 mod cells;
+mod entries;
 mod shards;
 mod snapshot;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ast::{Aggregation, Dialect, MapSize};
 use crate::shape::Shape;
@@ -193,7 +194,10 @@ impl Maps {
 
     /// Assigns a value. A map with an aggregation accepts no assignments.
     pub fn set(&self, map: MapNumber, key: &[Value], value: Value) {
-        self.update(map, key, |_| value);
+        if let Some(Storage::Cells(cells)) = self.storage(map) {
+            let stored = self.with_key(key, |key| cells.set(key, value));
+            self.note(stored);
+        }
     }
 
     /// Replaces a value by the result of `change`, as one step, and returns the new value. `change`
@@ -361,10 +365,15 @@ impl Maps {
     /// Passes on the key as the dialect compares it.
     #[inline]
     fn with_key<R>(&self, key: &[Value], then: impl FnOnce(&[Value]) -> R) -> R {
-        match self.dialect {
-            Dialect::Normal => then(key),
-            Dialect::Strict => then(&strict_key(key)),
-        }
+        let text;
+        let key = match self.dialect {
+            Dialect::Normal => key,
+            Dialect::Strict => {
+                text = strict_key(key);
+                &*text
+            }
+        };
+        then(key)
     }
 }
 
@@ -430,10 +439,4 @@ fn combine(aggregation: Aggregation, dialect: Dialect, old: Option<&Value>, valu
         | Aggregation::LinearHistogram { .. }
         | Aggregation::TimeSeries(_) => before,
     })
-}
-
-/// Takes a lock. If its holder panicked, the entries are still whole, because each change is one
-/// step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

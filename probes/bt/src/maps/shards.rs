@@ -5,13 +5,13 @@
 //! stays exact.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
 
-use indexmap::IndexMap;
+use parking_lot::Mutex;
 
 use super::accumulator::Accumulator;
+use super::entries::Entries;
 use super::snapshot::Reading;
-use super::{Key, Seed, lock};
+use super::{Key, Seed};
 use crate::ast::{Aggregation, Dialect};
 use crate::value::Value;
 
@@ -30,26 +30,7 @@ pub(super) struct Shards {
 /// One thread's part, on cache lines of its own (two, as processors fetch pairs of them).
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Shard(Mutex<Entries>);
-
-#[derive(Debug, Default)]
-struct Entries {
-    by_key: IndexMap<Key, Accumulator, Seed>,
-    /// The index of the entry that was used last: the next hit often has the same key, and then
-    /// need not hash it.
-    last: usize,
-}
-
-impl Entries {
-    fn get_mut(&mut self, key: &[Value]) -> Option<&mut Accumulator> {
-        let last = self.by_key.get_index(self.last);
-        if last.is_none_or(|(last, _)| **last != *key) {
-            self.last = self.by_key.get_index_of(key)?;
-        }
-        let entry = self.by_key.get_index_mut(self.last);
-        entry.map(|(_, accumulator)| accumulator)
-    }
-}
+struct Shard(Mutex<Entries<Accumulator>>);
 
 impl Shards {
     pub(super) fn new(
@@ -80,10 +61,10 @@ impl Shards {
         if !self.fresh.takes(value) {
             return true;
         }
-        if let Some(accumulator) = lock(shard).get_mut(key) {
+        if let Some(accumulator) = shard.lock().get_mut(key) {
             return accumulator.add(value, at);
         }
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         let key = match known.get(key) {
             Some(key) => key.clone(),
             None if known.len() < self.most => {
@@ -93,17 +74,15 @@ impl Shards {
             }
             None => return false,
         };
-        let mut entries = lock(shard);
-        (entries.by_key.entry(key))
-            .or_insert_with(|| self.fresh.clone())
-            .add(value, at)
+        let mut entries = shard.lock();
+        (entries.get_or_insert(key, || self.fresh.clone())).add(value, at)
     }
 
     /// Returns an entry merged from all shards.
     pub(super) fn merged(&self, key: &[Value]) -> Option<Accumulator> {
         let mut merged: Option<Accumulator> = None;
         for Shard(shard) in &self.shards {
-            if let Some(part) = lock(shard).by_key.get(key) {
+            if let Some(part) = shard.lock().get(key) {
                 match &mut merged {
                     Some(merged) => merged.merge(part),
                     None => merged = Some(part.clone()),
@@ -114,42 +93,42 @@ impl Shards {
     }
 
     pub(super) fn delete(&self, key: &[Value]) -> bool {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         for Shard(shard) in &self.shards {
-            lock(shard).by_key.swap_remove(key);
+            shard.lock().remove(key);
         }
         known.remove(key)
     }
 
     pub(super) fn contains(&self, key: &[Value]) -> bool {
-        lock(&self.known).contains(key)
+        self.known.lock().contains(key)
     }
 
     pub(super) fn clear(&self) {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         for Shard(shard) in &self.shards {
-            lock(shard).by_key.clear();
+            shard.lock().clear();
         }
         known.clear();
     }
 
     pub(super) fn zero(&self) {
         for Shard(shard) in &self.shards {
-            let mut entries = lock(shard);
-            entries.by_key.values_mut().for_each(Accumulator::zero);
+            let mut entries = shard.lock();
+            entries.values_mut().for_each(Accumulator::zero);
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        lock(&self.known).len()
+        self.known.lock().len()
     }
 
     pub(super) fn entries(&self) -> Vec<(Key, Reading)> {
         let mut merged: HashMap<Key, Accumulator> = HashMap::new();
         // No key goes away while the shards are visited one by one.
-        let _known = lock(&self.known);
+        let _known = self.known.lock();
         for Shard(shard) in &self.shards {
-            for (key, part) in &lock(shard).by_key {
+            for (key, part) in shard.lock().iter() {
                 merged
                     .entry(key.clone())
                     .and_modify(|merged| merged.merge(part))

@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 use probes::fields::RECORD;
 
 use super::{Machine, count, numbers};
+use crate::context::Context;
 use crate::program::Known;
 use crate::value::Value;
 
 /// Errors are the last numbers of a word (include/linux/err.h).
 const MAX_ERRNO: u64 = 4095;
 
-impl Machine<'_> {
+impl<C: Context + ?Sized> Machine<'_, C> {
     /// Returns the value of a builtin variable.
     pub(super) fn known(&mut self, known: Known) -> Value {
         let context = self.context;
@@ -19,9 +20,9 @@ impl Machine<'_> {
             Known::Argument(number) => numbers::unsigned(context.argument(number)),
             Known::Comm => Value::Text(self.scratch.name(&context.comm())),
             Known::Cpu => Value::Int(context.cpu() as i64),
-            Known::Nsecs => numbers::unsigned(context.unix_ns()),
+            Known::Nsecs => numbers::unsigned(self.now()),
             Known::Elapsed => {
-                let since = context.unix_ns().saturating_sub(self.shared.began);
+                let since = self.now().saturating_sub(self.shared.began);
                 numbers::unsigned(since)
             }
             Known::Pid => Value::Int(context.process().into()),

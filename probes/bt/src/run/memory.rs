@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::{Machine, count, number_names, numbers};
+use crate::context::Context;
 use crate::program::Operation;
 use crate::value::Value;
 
@@ -11,7 +12,7 @@ pub(crate) const MOST_BYTES: usize = 1024;
 /// The greatest number of pointers followed in an array of strings.
 pub(crate) const MOST_STRINGS: usize = 16;
 
-impl Machine<'_> {
+impl<C: Context + ?Sized> Machine<'_, C> {
     pub(super) fn on_memory(&mut self, operation: &Operation) {
         let value = match operation {
             Operation::Load { bytes, signed } => {
@@ -31,10 +32,6 @@ impl Machine<'_> {
             Operation::Extend { bytes, signed } => {
                 let word = self.word();
                 numbers::extend(word, *bytes, *signed)
-            }
-            Operation::ReadText { most } => {
-                let address = self.word();
-                self.text(address, *most)
             }
             Operation::ReadTextOf { most } => {
                 let length = self.length(*most);
@@ -66,15 +63,11 @@ impl Machine<'_> {
                 };
                 Value::Int(i64::try_from(length).unwrap_or(i64::MAX))
             }
-            Operation::KernelStack(most) => {
-                let context = self.context;
-                Value::KernelStack(self.frames(*most, |room| context.kernel_stack(room)))
-            }
             Operation::UserStack(most) => {
                 let context = self.context;
                 Value::UserStack {
                     pid: context.process(),
-                    frames: self.frames(*most, |room| context.user_stack(room)),
+                    frames: (self.scratch).frames(*most, |room| context.user_stack(room)),
                 }
             }
             Operation::KernelSymbol => Value::KernelSymbol(self.word()),
@@ -200,18 +193,19 @@ impl Machine<'_> {
         usize::try_from(number.max(0)).map_or(most, |length| length.min(most))
     }
 
-    fn text(&mut self, address: u64, most: usize) -> Value {
-        let mut buffer = [0; MOST_BYTES];
-        let room = buffer.get_mut(..most.min(MOST_BYTES)).unwrap_or_default();
-        // A null pointer is empty text and no failed read, as in a script that checks it first.
-        let (length, is_there) = match address {
-            0 => (0, true),
-            _ => self.context.read_string(address, room),
-        };
-        if !is_there {
-            count(&self.shared.faults.reads);
-        }
-        Value::Text(self.scratch.text(buffer.get(..length).unwrap_or_default()))
+    pub(super) fn text(&mut self, address: u64, most: usize) -> Value {
+        let (context, shared) = (self.context, self.shared);
+        Value::Text(self.scratch.text(most, |room| {
+            // A null pointer is empty text and no failed read, as in a script that checks it first.
+            let (length, is_there) = match address {
+                0 => (0, true),
+                _ => context.read_string(address, room),
+            };
+            if !is_there {
+                count(&shared.faults.reads);
+            }
+            length
+        }))
     }
 
     fn bytes(&self, address: u64, length: usize) -> Value {

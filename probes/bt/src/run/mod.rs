@@ -16,8 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use probes::event::MAX_FRAMES;
-
 use self::scratch::Scratch;
 use crate::ast::{Aggregation, Dialect};
 use crate::context::Context;
@@ -90,11 +88,11 @@ pub(crate) enum RuleOutcome {
     Executed,
 }
 
-/// Runs a rule once.
-pub(crate) fn run(
+/// Runs a rule once. Hits name the type of their context: then its values cost no calls.
+pub(crate) fn run<C: Context + ?Sized>(
     code: &Code,
     shared: &Shared,
-    context: &dyn Context,
+    context: &C,
     probe: &ProbeTexts,
 ) -> RuleOutcome {
     let mut machine = Machine {
@@ -102,8 +100,8 @@ pub(crate) fn run(
         context,
         probe,
         scratch: Scratch::take(code.locals),
-        iterations: Vec::new(),
         walked: 0,
+        now: None,
     };
     let outcome = machine.execute(code);
     machine.scratch.give_back();
@@ -118,17 +116,18 @@ enum Next {
     Filtered,
 }
 
-struct Machine<'r> {
+struct Machine<'r, C: ?Sized> {
     shared: &'r Shared,
-    context: &'r dyn Context,
+    context: &'r C,
     probe: &'r ProbeTexts,
     scratch: Box<Scratch>,
-    iterations: Vec<std::vec::IntoIter<Value>>,
     /// The number of map entries that single operations have visited.
     walked: usize,
+    /// The time of the hit in nanoseconds since 1970, once it was asked for.
+    now: Option<u64>,
 }
 
-impl Machine<'_> {
+impl<C: Context + ?Sized> Machine<'_, C> {
     fn execute(&mut self, code: &Code) -> RuleOutcome {
         let mut at = 0;
         for _ in 0..MOST_OPERATIONS {
@@ -175,12 +174,19 @@ impl Machine<'_> {
         })
     }
 
+    #[inline]
     fn word(&mut self) -> u64 {
         match self.pop() {
             Value::Int(number) => number.cast_unsigned(),
             Value::Unsigned(number) => number,
-            other => numbers::number(&other, self.shared.dialect) as u64,
+            other => word_of(other, self.shared.dialect),
         }
+    }
+
+    #[inline]
+    fn now(&mut self) -> u64 {
+        let context = self.context;
+        *self.now.get_or_insert_with(|| context.unix_ns())
     }
 
     /// Executes an operation: here the commonest, so that they cost no call.
@@ -199,6 +205,40 @@ impl Machine<'_> {
                 });
             }
             Operation::Return => return Next::End,
+            Operation::Filter => {
+                let value = self.pop();
+                if !numbers::is_true(&value) {
+                    return Next::Filtered;
+                }
+            }
+            Operation::ReadText { most } => {
+                let address = self.word();
+                let text = self.text(address, *most);
+                self.push(text);
+            }
+            Operation::KernelStack(most) => {
+                let context = self.context;
+                let frames = (self.scratch).frames(*most, |room| context.kernel_stack(room));
+                self.push(Value::KernelStack(frames));
+            }
+            Operation::Binary(operator) => {
+                let right = self.pop();
+                let left = self.pop();
+                let found = numbers::binary(*operator, &left, &right, self.shared.dialect);
+                self.push(found.unwrap_or_else(|numbers::ByZero| {
+                    count(&self.shared.faults.divisions);
+                    numbers::by_zero(self.shared.dialect)
+                }));
+            }
+            Operation::Global { .. }
+            | Operation::SetGlobal { .. }
+            | Operation::UpdateGlobal { .. }
+            | Operation::StepGlobal { .. }
+            | Operation::Aggregate { .. }
+            | Operation::Delete { .. }
+            | Operation::HasKey { .. }
+            | Operation::MapLength(_)
+            | Operation::Clear(_) => self.on_map(operation),
             other => return self.seldom(other),
         }
         Next::Follows
@@ -234,35 +274,17 @@ impl Machine<'_> {
                 }
                 self.push(if *postfix { before } else { after });
             }
-            Operation::Global { .. }
-            | Operation::SetGlobal { .. }
-            | Operation::UpdateGlobal { .. }
-            | Operation::StepGlobal { .. }
-            | Operation::Aggregate { .. }
-            | Operation::Delete { .. }
-            | Operation::HasKey { .. }
-            | Operation::MapLength(_)
-            | Operation::Clear(_) => self.on_map(operation),
             Operation::Zero(map) => match self.may_walk(*map) {
                 true => shared.maps.zero(*map),
                 false => return self.endless(),
             },
             Operation::Iterate(map) => match self.items(*map) {
-                Some(items) => self.iterations.push(items.into_iter()),
+                Some(items) => self.scratch.iterations.push(items.into_iter()),
                 None => return self.endless(),
             },
             Operation::Unary(operator) => {
                 let operand = self.pop();
                 self.push(numbers::unary(*operator, &operand, shared.dialect));
-            }
-            Operation::Binary(operator) => {
-                let right = self.pop();
-                let left = self.pop();
-                let found = numbers::binary(*operator, &left, &right, shared.dialect);
-                self.push(found.unwrap_or_else(|numbers::ByZero| {
-                    count(&shared.faults.divisions);
-                    numbers::by_zero(shared.dialect)
-                }));
             }
             Operation::CompareUnsigned(operator) => {
                 let (right, left) = (self.word(), self.word());
@@ -281,16 +303,10 @@ impl Machine<'_> {
                     return Next::At(*to);
                 }
             }
-            Operation::Filter => {
-                let value = self.pop();
-                if !numbers::is_true(&value) {
-                    return Next::Filtered;
-                }
-            }
             Operation::Next { slot, end } => {
-                let item = self.iterations.last_mut().and_then(Iterator::next);
-                let Some(item) = item else {
-                    self.iterations.pop();
+                let iterations = &mut self.scratch.iterations;
+                let Some(item) = iterations.last_mut().and_then(Iterator::next) else {
+                    iterations.pop();
                     return Next::At(*end);
                 };
                 if let Some(place) = self.scratch.locals.get_mut(*slot) {
@@ -298,7 +314,7 @@ impl Machine<'_> {
                 }
             }
             Operation::EndIteration => {
-                self.iterations.pop();
+                self.scratch.iterations.pop();
             }
             Operation::Tuple(items) => match self.take(*items, Value::tuple) {
                 Some(tuple) => self.push(tuple),
@@ -458,6 +474,7 @@ impl Machine<'_> {
         items.collect()
     }
 
+    #[inline(never)]
     fn on_map(&mut self, operation: &Operation) {
         let shared = self.shared;
         let (maps, dialect) = (&shared.maps, shared.dialect);
@@ -511,7 +528,7 @@ impl Machine<'_> {
                 let value = self.word().cast_signed();
                 let shard = self.context.cpu();
                 let at = match aggregation {
-                    Aggregation::TimeSeries(_) => self.context.unix_ns(),
+                    Aggregation::TimeSeries(_) => self.now(),
                     _ => 0,
                 };
                 self.take_keys(*keys, |keys| {
@@ -534,14 +551,13 @@ impl Machine<'_> {
             _ => {}
         }
     }
+}
 
-    /// Reads a stack into a buffer of this size; both kinds of stack use it.
-    fn frames(&mut self, most: usize, fill: impl FnOnce(&mut [u64]) -> usize) -> Arc<[u64]> {
-        let mut frames = [0; MAX_FRAMES];
-        let room = frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default();
-        let found = fill(room);
-        self.scratch.frames(frames.get(..found).unwrap_or_default())
-    }
+/// Returns the word of a value that is no plain number.
+#[cold]
+#[inline(never)]
+fn word_of(value: Value, dialect: Dialect) -> u64 {
+    numbers::number(&value, dialect) as u64
 }
 
 fn stepped(before: &Value, by: i64, dialect: Dialect) -> Value {

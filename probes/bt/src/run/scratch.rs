@@ -6,8 +6,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use probes::event::COMM_LENGTH;
+use probes::event::{COMM_LENGTH, MAX_FRAMES};
 
+use super::MOST_BYTES;
 use crate::value::Value;
 
 /// The number of texts, and of stacks of calls, that are kept.
@@ -20,43 +21,92 @@ thread_local! {
 }
 
 /// The memory of one run.
-#[derive(Default)]
 pub(super) struct Scratch {
     pub(super) stack: Vec<Value>,
     pub(super) locals: Vec<Value>,
+    /// The items of the loops that run, the innermost last.
+    pub(super) iterations: Vec<std::vec::IntoIter<Value>>,
+    /// Room to read a text into.
+    bytes: [u8; MOST_BYTES],
+    /// Room to read a stack into.
+    addresses: [u64; MAX_FRAMES],
     texts: Recent<Arc<[u8]>>,
     frames: Recent<Arc<[u64]>>,
     /// Names of threads, NUL-padded, with their texts.
     names: Recent<([u8; COMM_LENGTH], Arc<[u8]>)>,
 }
 
+impl Default for Scratch {
+    fn default() -> Self {
+        Self {
+            stack: Vec::new(),
+            locals: Vec::new(),
+            iterations: Vec::new(),
+            bytes: [0; MOST_BYTES],
+            addresses: [0; MAX_FRAMES],
+            texts: Recent::default(),
+            frames: Recent::default(),
+            names: Recent::default(),
+        }
+    }
+}
+
 impl Scratch {
     /// Takes this thread's memory, with so many local variables, all 0.
+    #[inline(always)]
     pub(super) fn take(locals: usize) -> Box<Self> {
         let mut scratch = KEPT_HERE.take().unwrap_or_default();
-        scratch.locals.resize(locals, Value::ZERO);
+        if locals > 0 {
+            scratch.locals.resize(locals, Value::ZERO);
+        }
         scratch
     }
 
     /// Leaves the memory to the next run of this thread.
+    #[inline(always)]
     pub(super) fn give_back(mut self: Box<Self>) {
-        self.stack.clear();
-        self.locals.clear();
-        self.stack.shrink_to(MOST_ROOM);
-        self.locals.shrink_to(MOST_ROOM);
+        // Most rules leave nothing.
+        let left = self.stack.len() | self.locals.len() | self.iterations.len();
+        if left > 0 || self.stack.capacity() > MOST_ROOM {
+            self.clear();
+        }
         KEPT_HERE.set(Some(self));
     }
 
-    /// Returns a text, shared with the last ones if it is equal to one of them.
-    pub(super) fn text(&mut self, text: &[u8]) -> Arc<[u8]> {
+    #[inline(never)]
+    fn clear(&mut self) {
+        self.stack.clear();
+        self.locals.clear();
+        self.iterations.clear();
+        self.stack.shrink_to(MOST_ROOM);
+        self.locals.shrink_to(MOST_ROOM);
+    }
+
+    /// Returns a text that `read` puts into a buffer of at most this length, returning its own. It
+    /// is shared with the last ones if it is equal to one of them.
+    #[inline]
+    pub(super) fn text(&mut self, most: usize, read: impl FnOnce(&mut [u8]) -> usize) -> Arc<[u8]> {
+        let room = self.bytes.get_mut(..most.min(MOST_BYTES));
+        let room = room.unwrap_or_default();
+        let length = read(room);
+        let text = room.get(..length).unwrap_or_default();
         let found = self.texts.find(|known| **known == *text);
         found
             .cloned()
             .unwrap_or_else(|| self.texts.keep(text.into()))
     }
 
-    /// Returns the addresses of a stack, shared in the same way.
-    pub(super) fn frames(&mut self, frames: &[u64]) -> Arc<[u64]> {
+    /// Returns the addresses of a stack, read and shared in the same way.
+    #[inline]
+    pub(super) fn frames(
+        &mut self,
+        most: usize,
+        read: impl FnOnce(&mut [u64]) -> usize,
+    ) -> Arc<[u64]> {
+        let room = self.addresses.get_mut(..most.min(MAX_FRAMES));
+        let room = room.unwrap_or_default();
+        let count = read(room);
+        let frames = room.get(..count).unwrap_or_default();
         let found = self.frames.find(|known| **known == *frames);
         found
             .cloned()
@@ -114,15 +164,25 @@ mod tests {
     #[test]
     fn the_last_texts_are_shared() {
         let mut scratch = Scratch::default();
-        let first = scratch.text(b"sh");
-        assert!(Arc::ptr_eq(&first, &scratch.text(b"sh")));
+        let read = |scratch: &mut Scratch, text: &[u8]| {
+            scratch.text(64, |room| {
+                room[..text.len()].copy_from_slice(text);
+                text.len()
+            })
+        };
+        let first = read(&mut scratch, b"sh");
+        assert!(Arc::ptr_eq(&first, &read(&mut scratch, b"sh")));
         for other in [b"a", b"b", b"c", b"d"] {
-            assert_eq!(*scratch.text(other), other[..]);
+            assert_eq!(*read(&mut scratch, other), other[..]);
         }
-        let again = scratch.text(b"sh");
+        let again = read(&mut scratch, b"sh");
         assert_eq!(again, first);
         assert!(!Arc::ptr_eq(&again, &first));
-        assert_eq!(*scratch.frames(&[1, 2]), [1, 2]);
+        let frames = scratch.frames(2, |room| {
+            room.copy_from_slice(&[1, 2]);
+            2
+        });
+        assert_eq!(*frames, [1, 2]);
         let mut padded = [0; COMM_LENGTH];
         padded[..2].copy_from_slice(b"sh");
         let name = scratch.name(&padded);

@@ -297,7 +297,7 @@ impl Visitor<'_> {
             name: rule.iteration.name().as_bytes().into(),
             function: [].into(),
         };
-        run(&rule.code, self.shared, &context, &texts);
+        run::<dyn Context>(&rule.code, self.shared, &context, &texts);
         for (emission, values) in context.emitted.into_inner() {
             output::of(self.shared, emission, values, self.unix_ns)
                 .into_iter()

@@ -28,7 +28,7 @@ pub(super) fn run(
         if shared.exited.load(Ordering::Relaxed) {
             break;
         }
-        run::run(code, shared, &context, &texts);
+        run::run::<dyn Context>(code, shared, &context, &texts);
     }
     let unix_ns = context.unix_ns();
     for (emission, values) in context.into_emitted() {
