@@ -5,8 +5,6 @@
 //! The module of the kernel itself is `vmlinux`. If several functions have a name, each is a probe.
 //! Offsets are not listed, and are accepted only if a pattern names one.
 
-use std::collections::HashSet;
-
 use introspect::Gva;
 use introspect::kernel::loaded_modules::{LoadedModules, ModuleSymbols};
 use introspect::kernel::symbols::{Symbol, Symbols};
@@ -96,8 +94,9 @@ struct Lister<'l, 's> {
     pattern: &'l ProbePattern,
     /// The pattern's name, if it is an offset.
     offset: Option<u64>,
-    /// A function with several names is listed under each, and only once under each.
-    taken: HashSet<(u64, &'s str)>,
+    /// The last function, and the names under which it was listed: a function with several names
+    /// is listed under each, and only once under each. Tables of symbols ascend by address.
+    taken: (u64, Vec<&'s str>),
     each: &'l mut dyn FnMut(Probe),
 }
 
@@ -111,7 +110,7 @@ impl<'l, 's> Lister<'l, 's> {
             view,
             pattern,
             offset: offset(&pattern.name),
-            taken: HashSet::new(),
+            taken: (0, Vec::new()),
             each,
         }
     }
@@ -127,10 +126,23 @@ impl<'l, 's> Lister<'l, 's> {
         if is_function
             && matches_part(&self.pattern.module, module)
             && matches_part(&self.pattern.function, symbol.name)
-            && self.taken.insert((symbol.address, symbol.name))
+            && self.is_new(symbol)
         {
             self.probes(module, symbol);
         }
+    }
+
+    fn is_new(&mut self, symbol: Symbol<'s>) -> bool {
+        let (address, names) = &mut self.taken;
+        if *address != symbol.address {
+            *address = symbol.address;
+            names.clear();
+        }
+        let is_new = !names.contains(&symbol.name);
+        if is_new {
+            names.push(symbol.name);
+        }
+        is_new
     }
 
     fn probes(&mut self, module: &str, symbol: Symbol<'_>) {
