@@ -17,7 +17,7 @@ use support::command::{Running, World, words};
 use support::compiled::Program;
 use support::shell::{COMMAND_LIMIT, full_initramfs, full_initramfs_with};
 
-/// The time that the guest may take to boot.
+/// The time that the guest may take to boot, without that in which it waits for a CPU.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 /// The number of times that it is booted. Of some thirty guests of an emulated QEMU with two CPUs,
 /// one hangs.
@@ -32,11 +32,51 @@ fn kernel() -> DebianKernel {
     kernel.unwrap_or_else(|e| panic!("Debian's kernel: {e}"))
 }
 
+/// A time that a guest has for something. It stands still while the guest waits for a CPU.
+struct Patience {
+    pid: u32,
+    began: Instant,
+    waited: Duration,
+    limit: Duration,
+}
+
+impl Patience {
+    /// The wait for one [`Patience`], which no test reaches.
+    const MOST: Duration = Duration::from_secs(3600);
+
+    fn with(machine: &Running, limit: Duration) -> Self {
+        let pid = machine.pid();
+        Self {
+            pid,
+            began: Instant::now(),
+            waited: waited_for_cpu(pid),
+            limit,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let waited = waited_for_cpu(self.pid).saturating_sub(self.waited);
+        self.began.elapsed().saturating_sub(waited) > self.limit
+    }
+}
+
+/// Returns the time that a thread of a process has waited for a CPU, that of the one that has
+/// waited longest (the second number of `/proc/PID/task/TID/schedstat`).
+fn waited_for_cpu(pid: u32) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = threads.into_iter().flatten().filter_map(Result::ok);
+    let waited = threads.filter_map(|thread| {
+        let numbers = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        numbers.split_whitespace().nth(1)?.parse().ok()
+    });
+    Duration::from_nanos(waited.max().unwrap_or(0))
+}
+
 /// Returns the machine once its shell prompts; `None` if that takes too long.
 fn booted(mut machine: Running) -> Option<Running> {
-    let deadline = Instant::now() + BOOT_LIMIT;
-    machine.wait_until("shell", 2 * BOOT_LIMIT, |stdout, _| {
-        stdout.contains(PROMPT) || Instant::now() > deadline
+    let patience = Patience::with(&machine, BOOT_LIMIT);
+    machine.wait_until("shell", Patience::MOST, |stdout, _| {
+        stdout.contains(PROMPT) || patience.is_over()
     });
     let has_shell = machine.printed().0.contains(PROMPT);
     has_shell.then_some(machine)
@@ -93,11 +133,12 @@ impl Qemu {
             let (between, _) = behind.split_once(&format!("to={to}\r\n"))?;
             Some(between.replace('\r', ""))
         };
-        let (mut found, deadline) = (None, Instant::now() + limit);
-        self.machine.wait_until(command, 2 * limit, |stdout, _| {
-            found = between(stdout);
-            found.is_some() || Instant::now() > deadline
-        });
+        let (mut found, patience) = (None, Patience::with(&self.machine, limit));
+        self.machine
+            .wait_until(command, Patience::MOST, |stdout, _| {
+                found = between(stdout);
+                found.is_some() || patience.is_over()
+            });
         found
     }
 
@@ -261,11 +302,11 @@ impl Crashed {
         // This shell prompts no more.
         qemu.machine
             .type_line("exec sh -c 'echo c > /proc/sysrq-trigger'");
-        let (mut boots, deadline) = (false, Instant::now() + BOOT_LIMIT);
+        let (mut boots, patience) = (false, Patience::with(&qemu.machine, BOOT_LIMIT));
         qemu.machine
-            .wait_until("shell of the crash kernel", 2 * BOOT_LIMIT, |stdout, _| {
+            .wait_until("shell of the crash kernel", Patience::MOST, |stdout, _| {
                 boots = prompts(stdout) > before;
-                boots || Instant::now() > deadline
+                boots || patience.is_over()
             });
         let dump = "for m in /modules/*; do insmod $m; done; dd if=/proc/vmcore of=/dev/vda bs=1M 2>/dev/null; sync; stat -c %s /proc/vmcore";
         let size = boots.then(|| qemu.types_within(dump, BOOT_LIMIT))??;
