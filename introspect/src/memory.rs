@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use crate::x86_64::paging::{self, AddressSpace, TranslateError, Translation};
 
 /// The number of 8-byte words in a page of 4 KiB.
-pub const PAGE_WORDS: usize = 512;
+pub const PAGE_WORDS: usize = paging::PAGE as usize / 8;
 
 /// A guest-physical address (GPA), in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -68,7 +68,7 @@ pub trait PhysicalMemory {
 
     /// Returns the words of the 4 KiB page that holds `address`, if they can be read in place. The
     /// guest may change them at any time.
-    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64]> {
+    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64; PAGE_WORDS]> {
         let _ = address;
         None
     }
@@ -98,7 +98,7 @@ pub trait PhysicalMemory {
     /// implementation.
     fn page_at(&self, space: AddressSpace, gva: Gva) -> Option<&[AtomicU64; PAGE_WORDS]> {
         let place = paging::translate(self, space, gva).ok()?;
-        self.page_words(place.gpa)?.first_chunk()
+        self.page_words(place.gpa)
     }
 
     /// Returns the ranges of RAM in bytes, ascending and disjoint.

@@ -280,7 +280,7 @@ impl<'m> HitMemory<'m> {
     #[inline(never)]
     fn page_anew(&self, space: AddressSpace, gva: Gva) -> Option<&'m [AtomicU64; PAGE_WORDS]> {
         let found = self.walks.walk(self.ram, space, gva).ok()?;
-        self.ram.page_words(found.gpa)?.first_chunk()
+        self.ram.page_words(found.gpa)
     }
 
     /// Returns the memory without the cache.
@@ -300,7 +300,7 @@ impl PhysicalMemory for HitMemory<'_> {
         self.ram.read_word(address)
     }
 
-    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64]> {
+    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64; PAGE_WORDS]> {
         self.ram.page_words(address)
     }
 

@@ -118,9 +118,11 @@ impl StackPage<'_> {
     #[inline]
     fn pair(&self, at: u64) -> Option<(u64, u64)> {
         let place = usize::try_from(at.wrapping_sub(self.address) / 8).ok()?;
-        let word = |word: &AtomicU64| u64::from_le(word.load(Ordering::Relaxed));
-        let second = word(self.words.get(place + 1)?);
-        Some((word(self.words.get(place)?), second))
+        let word = |place: usize| {
+            let word = self.words.get(place)?;
+            Some(u64::from_le(word.load(Ordering::Relaxed)))
+        };
+        Some((word(place)?, word(place + 1)?))
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use introspect::x86_64::paging::{AddressSpace, PAGE};
 use introspect::x86_64::virtual_memory::read_virtual;
-use introspect::{Gva, PhysicalMemory};
+use introspect::{Gva, PAGE_WORDS, PhysicalMemory};
 
 use super::plan::StringArgument;
 use crate::event::{MAX_STRING, Recorder, StringState};
@@ -31,7 +31,7 @@ pub(super) fn read(
 }
 
 /// Reads the string at `address` into `buffer`. Returns its length there, and whether it is
-/// complete.
+/// complete. The bytes behind it are arbitrary.
 pub(super) fn fill(
     memory: &dyn PhysicalMemory,
     space: AddressSpace,
@@ -78,7 +78,7 @@ fn fill_in_page(
 
 /// Copies a string that begins at an offset in a page, word by word up to its NUL, whose place it
 /// returns.
-fn copy_string(page: &[AtomicU64], offset: usize, part: &mut [u8]) -> Option<usize> {
+fn copy_string(page: &[AtomicU64; PAGE_WORDS], offset: usize, part: &mut [u8]) -> Option<usize> {
     let mut skipped = offset % 8;
     let mut done = 0;
     for word in page.get(offset / 8..).unwrap_or_default() {
@@ -125,13 +125,12 @@ mod tests {
     fn a_string_in_a_page_is_copied_up_to_its_nul() {
         let whole = b"..\x01\x80/etc/passwd\x01";
         let text = [&whole[..], b"\0\xff\xffrest of the page.."].concat();
-        let page: Vec<AtomicU64> = (text.chunks(8))
-            .map(|chunk| {
-                let mut word = [0xff; 8];
-                word[..chunk.len()].copy_from_slice(chunk);
-                AtomicU64::new(u64::from_le_bytes(word))
-            })
-            .collect();
+        let page: [AtomicU64; PAGE_WORDS] = std::array::from_fn(|at| {
+            let chunk = text.chunks(8).nth(at).unwrap_or_default();
+            let mut word = [0xff; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            AtomicU64::new(u64::from_le_bytes(word))
+        });
         for start in 0..=whole.len() {
             for most in 0..24 {
                 let mut part = vec![0xaa; most];

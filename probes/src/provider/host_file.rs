@@ -15,7 +15,7 @@ use introspect::user::symfs::HostFile;
 
 use super::uprobe::{self, moments, names_function};
 use super::usdt::{self, Wanted};
-use super::user_file::names_file;
+use super::user_file::{last_part, names_file};
 use crate::name::{ProbeName, ProbePattern};
 use crate::probe::Signature;
 
@@ -63,18 +63,18 @@ pub fn list(path: &Path, pattern: &ProbePattern) -> Result<FileProbes, FileError
         path: shown(),
         source,
     })?;
-    let last = path.file_name().map(|name| name.to_string_lossy());
-    let (path, last) = (shown(), last.unwrap_or_default());
+    let path = shown();
+    let last = last_part(&path);
     let functions = FunctionSymbols::read(&object);
     let mut found = FileProbes::default();
     let lost = functions.lost().iter();
     found.incomplete = lost.map(|lost| format!("{path}: {lost}")).collect();
-    if pattern.matches_provider(uprobe::PROVIDER) && names_file(&pattern.module, &path, &last) {
+    if pattern.matches_provider(uprobe::PROVIDER) && names_file(&pattern.module, &path) {
         for function in functions.iter() {
             let name = demangle(function.name);
             if names_function(&pattern.function, function.name, &name) {
                 moments(pattern, |moment| {
-                    let name = ProbeName::new(uprobe::PROVIDER, &last, &name, moment.name());
+                    let name = ProbeName::new(uprobe::PROVIDER, last, &name, moment.name());
                     found.probes.push((name, None));
                 });
             }
@@ -88,7 +88,7 @@ pub fn list(path: &Path, pattern: &ProbePattern) -> Result<FileProbes, FileError
     let wanted = Wanted::all_of(pattern);
     let wanted = wanted
         .iter()
-        .filter(|wanted| wanted.process.is_none() && wanted.has_file(&path, &last));
+        .filter(|wanted| wanted.process.is_none() && wanted.has_file(&path));
     for wanted in wanted {
         for site in &sites.sites {
             let function = || usdt::function_at(&functions, site.address);

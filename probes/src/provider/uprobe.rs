@@ -192,7 +192,7 @@ fn of_file(
     probes: &mut Vec<Probe>,
 ) {
     let module = match process_of(&pattern.provider) {
-        Some(_) => path.rsplit('/').next().unwrap_or(path),
+        Some(_) => super::user_file::last_part(path),
         None => path,
     };
     let mut add = |function: &str, name: &str, moment, offset: Option<u64>| {

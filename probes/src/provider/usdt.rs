@@ -22,7 +22,7 @@ use introspect::user::static_probes::{
 use introspect::user::symbols::FunctionSymbols;
 
 use super::uprobe::{UserMatches, text};
-use super::user_file::{UserFile, names_file};
+use super::user_file::{UserFile, last_part, names_file};
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Probe, SemaphoreText, Signature, StaticPlace, StaticText, Target};
 
@@ -161,8 +161,8 @@ impl<'p> Wanted<'p> {
         Ok(ProbeName::new(&provider, module, &function, &name))
     }
 
-    pub(super) fn has_file(&self, path: &str, last: &str) -> bool {
-        names_file(self.file, path, last)
+    pub(super) fn has_file(&self, path: &str) -> bool {
+        names_file(self.file, path)
     }
 }
 
@@ -248,10 +248,6 @@ fn in_files(
             found.files.push(path);
         }
     }
-}
-
-fn last_part(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
 }
 
 fn of_file(

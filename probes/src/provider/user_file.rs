@@ -72,9 +72,7 @@ impl<'n> UserFile<'n> {
         if self.path.as_ref().is_some_and(|known| known == path) {
             return true;
         }
-        let path = String::from_utf8_lossy(path);
-        let last = path.rsplit('/').next().unwrap_or_default();
-        names_file(self.name, &path, last)
+        names_file(self.name, &String::from_utf8_lossy(path))
     }
 }
 
@@ -113,8 +111,14 @@ fn program(look: &PausedSystem<'_>, pid: i32) -> Result<Option<Vec<u8>>, Unavail
     Ok(program.and_then(|program| program.path))
 }
 
-/// Checks whether a pattern names the file at `path`, the last part of which is `last`.
-pub(super) fn names_file(pattern: &str, path: &str, last: &str) -> bool {
+/// Returns the last part of a path.
+pub(super) fn last_part(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Checks whether a pattern names the file at `path`.
+pub(super) fn names_file(pattern: &str, path: &str) -> bool {
+    let last = last_part(path);
     let is_library = || {
         let version = last.strip_prefix(pattern);
         pattern.starts_with("lib")
@@ -148,8 +152,7 @@ mod tests {
             ("libstdc++", "/usr/lib/libstdc++.so.6.0.30", true),
             ("ld", "/lib/ld.so", false),
         ] {
-            let last = path.rsplit('/').next().unwrap_or_default();
-            assert_eq!(names_file(pattern, path, last), named, "{pattern} {path}");
+            assert_eq!(names_file(pattern, path), named, "{pattern} {path}");
         }
     }
 

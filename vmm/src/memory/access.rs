@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use introspect::{Gpa, PhysicalMemory, PhysicalReadError};
+use introspect::{Gpa, PAGE_WORDS, PhysicalMemory, PhysicalReadError};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{GuestRam, Mapped, PAGE_SIZE, layout};
@@ -177,14 +177,13 @@ impl PhysicalMemory for GuestRam {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64]> {
+    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64; PAGE_WORDS]> {
         let page = Gpa(address.0 & !(PAGE_SIZE - 1));
         let first = self.host_address(page, PAGE_SIZE)?;
-        let words = PAGE_SIZE as usize / WORD;
         // SAFETY: the whole page is in RAM, mapped as long as `self.map` lives, which the result
         // borrows. It is aligned, because regions begin at pages in the guest and in the host. All
         // access is atomic.
-        Some(unsafe { std::slice::from_raw_parts(first.cast(), words) })
+        Some(unsafe { &*first.cast() })
     }
 
     fn ram(&self) -> Vec<Range<u64>> {

@@ -72,21 +72,11 @@ impl Accumulator {
 
     /// Adds a value of a time, in nanoseconds since 1970, which matters to a time series alone.
     /// Returns `false` if there is no room for it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, value: i64, at: u64) -> bool {
         match self {
-            Self::Count(count) => {
-                *count = count.wrapping_add(1);
-                true
-            }
-            other => other.add_value(value, at),
-        }
-    }
-
-    fn add_value(&mut self, value: i64, at: u64) -> bool {
-        match self {
-            Self::Series(series) => series.add(value, at),
             Self::Count(count) => *count = count.wrapping_add(1),
+            Self::Series(series) => series.add(value, at),
             Self::Sum(sum) => *sum = sum.wrapping_add(value),
             Self::Min(min) => *min = Some(min.map_or(value, |min| min.min(value))),
             Self::Max(max) => *max = Some(max.map_or(value, |max| max.max(value))),

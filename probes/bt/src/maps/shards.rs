@@ -75,7 +75,9 @@ impl Shards {
             None => return false,
         };
         let mut entries = shard.lock();
-        (entries.get_or_insert(key, || self.fresh.clone())).add(value, at)
+        entries
+            .get_or_insert(key, || self.fresh.clone())
+            .add(value, at)
     }
 
     /// Returns an entry merged from all shards.

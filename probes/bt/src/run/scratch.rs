@@ -86,14 +86,7 @@ impl Scratch {
     /// is shared with the last ones if it is equal to one of them.
     #[inline]
     pub(super) fn text(&mut self, most: usize, read: impl FnOnce(&mut [u8]) -> usize) -> Arc<[u8]> {
-        let room = self.bytes.get_mut(..most.min(MOST_BYTES));
-        let room = room.unwrap_or_default();
-        let length = read(room);
-        let text = room.get(..length).unwrap_or_default();
-        let found = self.texts.find(|known| **known == *text);
-        found
-            .cloned()
-            .unwrap_or_else(|| self.texts.keep(text.into()))
+        self.texts.read(&mut self.bytes, most, read)
     }
 
     /// Returns the addresses of a stack, read and shared in the same way.
@@ -103,14 +96,7 @@ impl Scratch {
         most: usize,
         read: impl FnOnce(&mut [u64]) -> usize,
     ) -> Arc<[u64]> {
-        let room = self.addresses.get_mut(..most.min(MAX_FRAMES));
-        let room = room.unwrap_or_default();
-        let count = read(room);
-        let frames = room.get(..count).unwrap_or_default();
-        let found = self.frames.find(|known| **known == *frames);
-        found
-            .cloned()
-            .unwrap_or_else(|| self.frames.keep(frames.into()))
+        self.frames.read(&mut self.addresses, most, read)
     }
 
     /// Returns the name of a thread, shared in the same way.
@@ -154,6 +140,23 @@ impl<T: Clone> Recent<T> {
         }
         self.oldest = (self.oldest + 1) % KEPT;
         new
+    }
+}
+
+impl<T: Copy + PartialEq> Recent<Arc<[T]>> {
+    #[inline]
+    fn read(
+        &mut self,
+        buffer: &mut [T],
+        most: usize,
+        read: impl FnOnce(&mut [T]) -> usize,
+    ) -> Arc<[T]> {
+        let most = most.min(buffer.len());
+        let room = buffer.get_mut(..most).unwrap_or_default();
+        let length = read(room);
+        let found = room.get(..length).unwrap_or_default();
+        let known = self.find(|known| **known == *found).cloned();
+        known.unwrap_or_else(|| self.keep(found.into()))
     }
 }
 
