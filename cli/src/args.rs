@@ -475,7 +475,11 @@ pub struct Trace {
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_STRLEN, value_parser = clap::value_parser!(u16).range(8..=1024))]
     pub strlen: u16,
     /// The probes, or a script's file and its arguments
-    #[arg(required_unless_present_any = ["program", "list"], value_name = "PROBE|FILE [ARG]")]
+    #[arg(
+        required_unless_present_any = ["program", "list"],
+        allow_negative_numbers = true,
+        value_name = "PROBE|FILE [ARG]"
+    )]
     pub what: Vec<String>,
 }
 
@@ -571,6 +575,16 @@ mod tests {
     #[test]
     fn the_definitions_hold_together() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_scripts_argument_may_be_negative() {
+        let words = ["exotrace", "trace", "-n", "x.bt", "-5", "b"];
+        let cli = Cli::try_parse_from(words).unwrap();
+        let Command::Trace(trace) = cli.command else {
+            panic!("{:?}", cli.command);
+        };
+        assert_eq!(trace.what, ["x.bt", "-5", "b"]);
     }
 
     #[test]
