@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -28,6 +28,9 @@ pub enum Failure {
     /// The faults of a script, in lines of their own that show the place. A single line is reported
     /// as any failure.
     Shown(String),
+    /// The same, in a text on which no guest has an influence. Only a terminal is spared its
+    /// control characters.
+    Own(String),
     /// A command line that parses but makes no sense; exit status 2.
     Usage(String),
     /// A script ended with this status: `exit(3)`. No report.
@@ -45,7 +48,10 @@ impl Failure {
     /// Returns the message; empty if there is nothing to report.
     pub fn message(&self) -> &str {
         match self {
-            Self::Failed(message) | Self::Shown(message) | Self::Usage(message) => message,
+            Self::Failed(message)
+            | Self::Shown(message)
+            | Self::Own(message)
+            | Self::Usage(message) => message,
             Self::Status(_) | Self::OutputClosed => "",
         }
     }
@@ -222,6 +228,14 @@ pub fn finish(result: Result<(), Failure>) -> ExitCode {
                 true => show(message.as_bytes()),
                 false => say(one_line(&message)),
             }
+            ExitCode::from(FAILED)
+        }
+        Err(Failure::Own(text)) if io::stderr().is_terminal() => {
+            show(text.as_bytes());
+            ExitCode::from(FAILED)
+        }
+        Err(Failure::Own(text)) => {
+            let _ = Messages.write_all(text.as_bytes());
             ExitCode::from(FAILED)
         }
         Err(Failure::Usage(message)) => {

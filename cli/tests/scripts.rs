@@ -170,6 +170,37 @@ fn the_strict_language_is_that_of_bt() {
         );
         assert!(ended.stderr.contains("syntax error"), "{script}: {ended:?}");
     }
+    for (options, script, expected) in [
+        ("--strict -n", "END { } END { }", (0, "", "")),
+        (
+            "--strict",
+            "END { } END { }",
+            (
+                1,
+                "",
+                "exotrace: Cannot register multiple probes of the same type: 'END'\n",
+            ),
+        ),
+        (
+            "--strict",
+            "BEGIN { @m[1] = 2; @x = 1; print(3); zero(@x); } END { print(4); }",
+            (1, "3\n", "exotrace: invalid variable type for zero(@x)\n"),
+        ),
+        // No terminal is there to obey a line.
+        (
+            "--strict",
+            "BEGIN { \x01 }",
+            (
+                1,
+                "",
+                "exotrace:1:9: syntax error:\nBEGIN { \x01 }\n        ^\n",
+            ),
+        ),
+    ] {
+        let ended = trace(&world, options, script);
+        let found = (ended.status, ended.stdout.as_str(), ended.stderr.as_str());
+        assert_eq!(found, expected, "{script}");
+    }
 }
 
 #[test]

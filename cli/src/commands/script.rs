@@ -196,9 +196,15 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         form: form(args.format),
     };
     // Faults of the text are reported without a machine.
-    let script = request.parse().map_err(Failure::refused)?;
+    let script = request
+        .parse()
+        .map_err(|wrong| Failure::Own(wrong.message))?;
     if args.parse_only {
-        for note in differences(&script) {
+        let notes = match args.strict {
+            true => Vec::new(),
+            false => differences(&script),
+        };
+        for note in notes {
             let shown = note.render(&request.file, request.text.as_bytes());
             eprint!("warning: {shown}");
         }

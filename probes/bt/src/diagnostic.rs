@@ -4,7 +4,7 @@
 //! passes them to [`Diagnostic::render`]. The form is that of btrace(8): `FILE:LINE:COLUMN:
 //! message:`, the line, and a mark under it.
 
-use crate::ast::{Dialect, Span};
+use crate::ast::Span;
 use introspect::kernel::nearest::nearest;
 
 /// The greatest number of messages about one script; reading stops at it.
@@ -31,8 +31,30 @@ pub struct Diagnostic {
     pub message: String,
     /// The names that may have been meant, the most likely first.
     pub suggestions: Vec<String>,
-    /// The dialect in whose form it is shown.
-    pub dialect: Dialect,
+    /// How the place is shown.
+    pub place: Place,
+}
+
+/// The form in which an error's place is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Line and column of the span's first byte, and a mark under its part of that line.
+    Span,
+    /// The numbers of btrace(8), and its mark.
+    Counted(Counted),
+    /// None, and no line: btrace(8) does not know it any more when it begins to trace.
+    Unknown,
+}
+
+/// A place as btrace(8) counts it while it reads a script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counted {
+    /// The line, from 1.
+    pub line: usize,
+    /// The column of the last byte read, from 1. It is 0 at the begin of a line, and -1 before it.
+    pub column: isize,
+    /// The offset of the byte with which the shown line begins.
+    pub line_start: usize,
 }
 
 impl Diagnostic {
@@ -48,15 +70,24 @@ impl Diagnostic {
             span,
             message,
             suggestions: Vec::new(),
-            dialect: Dialect::Normal,
+            place: Place::Span,
         }
     }
 
-    /// Makes an error of the strict dialect. The mark stands under the last byte of `span`.
+    /// Makes an error at a place that was counted while the script was read.
     #[must_use]
-    pub fn strict(span: Span, message: impl Into<String>) -> Self {
+    pub fn counted(span: Span, place: Counted, message: impl Into<String>) -> Self {
         Self {
-            dialect: Dialect::Strict,
+            place: Place::Counted(place),
+            ..Self::new(span, message)
+        }
+    }
+
+    /// Makes an error that is shown without its place.
+    #[must_use]
+    pub fn unplaced(span: Span, message: impl Into<String>) -> Self {
+        Self {
+            place: Place::Unknown,
             ..Self::new(span, message)
         }
     }
@@ -71,70 +102,61 @@ impl Diagnostic {
         self
     }
 
-    /// Returns line and column, both from 1. The column is that of the first byte; in the strict
-    /// dialect it is that of the last one, as btrace(8) counts. Only a strict message about the end
-    /// of a text that ends with a line has column 0.
-    #[must_use]
-    pub fn position(&self, text: &[u8]) -> (usize, usize) {
-        let at = self.anchor(text);
-        let line = 1 + text.iter().take(at).filter(|byte| **byte == b'\n').count();
-        let column = match self.dialect {
-            Dialect::Normal => at - line_start(text, at) + 1,
-            Dialect::Strict => self.span.end.min(text.len()) - line_start(text, at),
-        };
-        (line, column)
-    }
-
-    /// Returns the byte whose line is shown.
-    fn anchor(&self, text: &[u8]) -> usize {
-        let at = match self.dialect {
-            Dialect::Normal => self.span.start,
-            // The last byte; an empty span has none.
-            Dialect::Strict => match self.span.end {
-                end if end > self.span.start => end - 1,
-                end => end,
-            },
-        };
-        at.min(text.len())
-    }
-
     /// Renders the message with its place, the line of `text` and a mark under it, each line ended
     /// by a newline. `text` is the parsed text, `file` its name.
     ///
-    /// Bytes that a terminal might obey are shown as `?`.
+    /// Bytes that a terminal might obey are shown as `?`, except in the form of btrace(8), which
+    /// shows them.
     #[must_use]
     pub fn render(&self, file: &str, text: &[u8]) -> String {
-        let (line, column) = self.position(text);
-        let start = line_start(text, self.anchor(text));
-        let source: Vec<u8> = text
-            .iter()
-            .skip(start)
-            .take_while(|byte| **byte != b'\n')
-            .take(LONGEST_LINE)
-            .copied()
-            .collect();
-        let shown = harmless(&String::from_utf8_lossy(&source));
-        let mark = match self.dialect {
-            Dialect::Strict => {
-                // All tabs of the line count, also those behind the mark.
-                let tabs = source.iter().filter(|byte| **byte == b'\t').count();
-                let before = column.saturating_sub(1).min(LONGEST_LINE) + tabs * (TAB - 1);
-                " ".repeat(before) + "^"
-            }
-            Dialect::Normal => underline(
-                &source,
-                self.span.start - start.min(self.span.start),
-                self.span,
-            ),
+        let mut out = match self.place {
+            Place::Span => self.with_span(file, text),
+            Place::Counted(place) => self.with_count(place, file, text),
+            Place::Unknown => format!("exotrace: {}\n", harmless(&self.message)),
         };
-        // Messages of both dialects quote the script.
-        let message = harmless(&self.message);
-        let mut out = format!("{file}:{line}:{column}: {message}:\n{shown}\n{mark}\n");
         if !self.suggestions.is_empty() {
             out += &format!("did you mean: {}?\n", self.suggestions.join(", "));
         }
         out
     }
+
+    fn with_span(&self, file: &str, text: &[u8]) -> String {
+        let at = self.span.start.min(text.len());
+        let start = line_start(text, at);
+        let line = 1 + text.iter().take(at).filter(|byte| **byte == b'\n').count();
+        let column = at - start + 1;
+        let source = line_from(text, start, |byte| byte == b'\n');
+        let from = self.span.start - start.min(self.span.start);
+        let mark = underline(source, from, self.span);
+        let shown = harmless(&String::from_utf8_lossy(source));
+        let message = harmless(&self.message);
+        format!("{file}:{line}:{column}: {message}:\n{shown}\n{mark}\n")
+    }
+
+    fn with_count(&self, place: Counted, file: &str, text: &[u8]) -> String {
+        let Counted {
+            line,
+            column,
+            line_start,
+        } = place;
+        let source = line_from(text, line_start, |byte| matches!(byte, b'\n' | 0));
+        // All tabs of the line count, also those behind the mark.
+        let tabs = source.iter().filter(|byte| **byte == b'\t').count();
+        let width = column.saturating_add_unsigned(tabs * (TAB - 1));
+        let before = usize::try_from(width - 1).unwrap_or_default();
+        let mark = " ".repeat(before) + "^";
+        let shown = String::from_utf8_lossy(source);
+        let message = &self.message;
+        format!("{file}:{line}:{column}: {message}:\n{shown}\n{mark}\n")
+    }
+}
+
+/// Returns the text from `start` to the first byte that `ends` it, cut to what is shown.
+fn line_from(text: &[u8], start: usize, ends: impl Fn(u8) -> bool) -> &[u8] {
+    let rest = text.get(start..).unwrap_or_default();
+    let end = rest.iter().take(LONGEST_LINE).position(|byte| ends(*byte));
+    let end = end.unwrap_or(rest.len().min(LONGEST_LINE));
+    rest.get(..end).unwrap_or_default()
 }
 
 /// Returns those of `names` that are similar to `wanted`, the most likely first. Names with the
@@ -210,12 +232,19 @@ mod tests {
 
     #[test]
     fn messages_are_shown_with_their_line_and_a_mark() {
-        let strict = |start, end| Diagnostic::strict(span(start, end), "bad");
+        let counted = |line, column, line_start| {
+            let place = Counted {
+                line,
+                column,
+                line_start,
+            };
+            Diagnostic::counted(span(0, 0), place, "bad")
+        };
         let normal = |start, end| Diagnostic::new(span(start, end), "bad");
         let text = b"one {\n\tfoo;\tbar\n";
         for (what, expected) in [
             (
-                strict(7, 10),
+                counted(2, 4, 6),
                 "f:2:4: bad:\n\tfoo;\tbar\n                 ^\n",
             ),
             (normal(7, 10), "f:2:2: bad:\n\tfoo;\tbar\n        ^~~\n"),
@@ -226,7 +255,11 @@ mod tests {
             (normal(0, 3), "f:1:1: bad:\none {\n^~~\n"),
             // A span over several lines is underlined on its first one.
             (normal(4, 11), "f:1:5: bad:\none {\n    ^\n"),
-            (strict(16, 16), "f:3:0: bad:\n\n^\n"),
+            (counted(3, 0, 16), "f:3:0: bad:\n\n^\n"),
+            (counted(4, -1, 17), "f:4:-1: bad:\n\n^\n"),
+            // btrace has not begun a line where a comment did.
+            (counted(2, 12, 0), "f:2:12: bad:\none {\n           ^\n"),
+            (Diagnostic::unplaced(span(0, 3), "bad"), "exotrace: bad\n"),
             (normal(16, 16), "f:3:1: bad:\n\n^\n"),
             (normal(90, 99), "f:3:1: bad:\n\n^\n"),
         ] {
@@ -237,11 +270,15 @@ mod tests {
     #[test]
     fn long_lines_and_long_messages_are_cut() {
         let text = "x".repeat(200_000);
-        for dialect in [Dialect::Normal, Dialect::Strict] {
-            let long = Diagnostic {
-                dialect,
-                ..Diagnostic::new(span(150_000, 199_000), text.as_str())
-            };
+        let place = Counted {
+            line: 1,
+            column: 1024,
+            line_start: 0,
+        };
+        for long in [
+            Diagnostic::new(span(150_000, 199_000), text.as_str()),
+            Diagnostic::counted(Span::default(), place, text.as_str()),
+        ] {
             let shown = long.render("f", text.as_bytes());
             let lines: Vec<usize> = shown.lines().map(str::len).collect();
             assert!(
@@ -255,6 +292,14 @@ mod tests {
     fn a_terminal_is_told_nothing_by_a_script() {
         let shown = Diagnostic::new(span(0, 1), "bad").render("f", b"\x1b[2J\xff\n");
         assert_eq!(shown, "f:1:1: bad:\n?[2J\u{fffd}\n^\n");
+        // btrace(8) shows the line as it is, up to a NUL.
+        let place = Counted {
+            line: 1,
+            column: 1,
+            line_start: 0,
+        };
+        let shown = Diagnostic::counted(span(0, 1), place, "bad").render("f", b"\x01a\0b");
+        assert_eq!(shown, "f:1:1: bad:\n\x01a\n^\n");
         let shown = Diagnostic::new(span(0, 1), "'\x1b[2J\u{9b}'").render("f", b"x");
         assert_eq!(shown, "f:1:1: '?[2J?':\nx\n^\n");
     }

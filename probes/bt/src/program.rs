@@ -219,6 +219,8 @@ pub(crate) enum Operation {
     Return,
     /// status -> Ends the script.
     Exit,
+    /// Ends the script with status 1, without END and without its maps.
+    Abort,
     /// Keeps the machine as it is, under this name.
     Keep(Arc<str>),
     /// nanoseconds ->, if `has_ago`. Keeps the machine as it was so long ago.

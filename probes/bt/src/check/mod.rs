@@ -1,47 +1,40 @@
 //! Checks a script's tree without a guest.
 //!
 //! The parser reports what the grammar does not allow; this module reports what it allows but
-//! cannot be meant. Types are not checked, since only the guest's kernel knows them. OpenBSD checks
-//! little of the strict dialect before it runs a script: see `strict`.
+//! cannot be meant. Types are not checked, since only the guest's kernel knows them. The strict
+//! dialect is checked when it has been parsed: see `strict`.
 
 mod calls;
 pub(crate) mod differences;
 mod maps;
 mod probes;
-mod strict;
+pub(crate) mod strict;
 mod variables;
 
-use crate::ast::{
-    Block, Dialect, Expression, ExpressionKind, Script, Span, Statement, StatementKind,
-};
+use crate::ast::{Block, Expression, ExpressionKind, Script, Span, Statement, StatementKind};
 use crate::diagnostic::{Diagnostic, MOST_ERRORS};
 use crate::walk;
 use std::collections::BTreeSet;
 
-/// Returns the errors of `script`, in no order. There may be more than the [`MOST_ERRORS`] that are
-/// reported.
+/// Returns the errors of a script of the normal dialect, in no order. There may be more than the
+/// [`MOST_ERRORS`] that are reported.
 #[must_use]
-pub fn check(script: &Script, dialect: Dialect) -> Vec<Diagnostic> {
+pub fn check(script: &Script) -> Vec<Diagnostic> {
     let mut errors = Vec::new();
-    match dialect {
-        Dialect::Strict => strict::check(script, &mut errors),
-        Dialect::Normal => {
-            for rule in &script.rules {
-                probes::check(rule, &mut errors);
-                if let Some(filter) = &rule.filter {
-                    calls::check_value(filter, &mut errors);
-                    blocks_in(filter, false, &mut errors);
-                }
-                block(&rule.body, false, &mut errors);
-                variables::check(rule, &mut errors);
-            }
-            probes::check_once(script, &mut errors);
-            for (_, value) in script.translators.iter().flat_map(|one| &one.members) {
-                calls::check_value(value, &mut errors);
-            }
-            maps::check(script, &mut errors);
+    for rule in &script.rules {
+        probes::check(rule, &mut errors);
+        if let Some(filter) = &rule.filter {
+            calls::check_value(filter, &mut errors);
+            blocks_in(filter, false, &mut errors);
         }
+        block(&rule.body, false, &mut errors);
+        variables::check(rule, &mut errors);
     }
+    probes::check_once(script, &mut errors);
+    for (_, value) in script.translators.iter().flat_map(|one| &one.members) {
+        calls::check_value(value, &mut errors);
+    }
+    maps::check(script, &mut errors);
     errors
 }
 

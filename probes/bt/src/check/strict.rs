@@ -1,6 +1,9 @@
-//! Checks that OpenBSD's btrace(8) makes of a parsed script, before and while it runs it.
+//! Checks that OpenBSD's btrace(8) makes when it has read a script: before it traces, and at the
+//! operators that it comes to. `-n` makes none of them.
 
-use crate::ast::{Expression, ExpressionKind, ProbeKind, ProbeSpec, Script, StatementKind};
+use crate::ast::{
+    Expression, ExpressionKind, ProbeKind, ProbeSpec, Script, Statement, StatementKind,
+};
 use crate::diagnostic::Diagnostic;
 use crate::walk;
 use std::collections::BTreeSet;
@@ -8,38 +11,27 @@ use std::collections::BTreeSet;
 /// The depth of nested operators, counted from the outermost, at which btrace gives up.
 const TOO_DEEP: usize = 5;
 
-/// Adds the errors of a script.
-pub fn check(script: &Script, errors: &mut Vec<Diagnostic>) {
-    once(script, errors);
-    for rule in &script.rules {
-        // btrace compares every condition with 0, which is one more operator.
-        if let Some(filter) = &rule.filter {
-            operators(filter, 1, errors);
-        }
-        walk::statements(&rule.body, &mut |statement| {
-            let around = usize::from(matches!(statement.kind, StatementKind::If { .. }));
-            walk::expressions(statement, &mut |value| operators(value, around, errors));
-        });
-    }
-}
+/// The message about operators that are nested too deep.
+pub(crate) const TOO_MANY_OPERANDS: &str = "too many operands (>5) in expression";
 
-/// Checks that each probe, one timer of each kind, `BEGIN` and `END` occur once.
-fn once(script: &Script, errors: &mut Vec<Diagnostic>) {
+/// Returns an error if a probe, a timer of one kind, `BEGIN` or `END` occurs twice. btrace ends at
+/// the first.
+pub(crate) fn repeated(script: &Script) -> Option<Diagnostic> {
     let mut seen = BTreeSet::new();
-    for probe in script.rules.iter().flat_map(|rule| &rule.probes) {
+    let mut probes = script.rules.iter().flat_map(|rule| &rule.probes);
+    let again = probes.find(|probe| {
         let name = name(probe);
         // All units of a timer are one probe of the kernel.
-        let key = match name.split(':').next() {
+        !seen.insert(match name.split(':').next() {
             Some(timer @ ("interval" | "profile")) => timer,
             _ => name,
-        };
-        if !seen.insert(key) {
-            errors.push(Diagnostic::strict(
-                probe.span,
-                format!("Cannot register multiple probes of the same type: '{name}'"),
-            ));
-        }
-    }
+        })
+    })?;
+    let message = format!(
+        "Cannot register multiple probes of the same type: '{}'",
+        name(again)
+    );
+    Some(Diagnostic::unplaced(again.span, message))
 }
 
 fn name(probe: &ProbeSpec) -> &str {
@@ -51,15 +43,26 @@ fn name(probe: &ProbeSpec) -> &str {
     }
 }
 
-/// Adds an error if operators are nested too deep; `around` of them enclose `of`.
-fn operators(of: &Expression, around: usize, errors: &mut Vec<Diagnostic>) {
+/// Checks whether a predicate has operators that are nested too deep.
+pub(crate) fn is_too_deep(predicate: &Expression) -> bool {
+    // btrace compares every condition with 0, which is one more operator.
+    is_deep(predicate, 1)
+}
+
+/// Checks whether a statement has operators that are nested too deep, not those of its blocks.
+pub(crate) fn has_too_deep(statement: &Statement) -> bool {
+    let around = usize::from(matches!(statement.kind, StatementKind::If { .. }));
+    let mut is = false;
+    walk::expressions(statement, &mut |value| is |= is_deep(value, around));
+    is
+}
+
+/// Checks whether operators are nested too deep; `around` of them enclose `of`.
+fn is_deep(of: &Expression, around: usize) -> bool {
     let depth = around + usize::from(matches!(of.kind, ExpressionKind::Binary(..)));
-    if depth >= TOO_DEEP {
-        errors.push(Diagnostic::strict(
-            of.span,
-            format!("too many operands (>{TOO_DEEP}) in expression"),
-        ));
-        return;
+    let mut is = depth >= TOO_DEEP;
+    if !is {
+        walk::children(of, &mut |child| is |= is_deep(child, depth));
     }
-    walk::children(of, &mut |child| operators(child, depth, errors));
+    is
 }

@@ -10,7 +10,8 @@ use probes::event::MAX_FRAMES;
 
 use super::types::{MemoryType, Type};
 use super::{RuleCompiler, shared_text, text_of, with};
-use crate::ast::{BinaryOperator, Call, Expression, ExpressionKind, Function, Span};
+use crate::ast::{BinaryOperator, Call, Expression, ExpressionKind, Function, LvalueKind, Span};
+use crate::maps::MapKind;
 use crate::names;
 use crate::program::{Emission, Known, NumberText, Operation};
 use crate::registers::{REGISTERS, Register};
@@ -75,14 +76,7 @@ impl RuleCompiler<'_, '_> {
                     self.emit(Emission::Time { format }, &[]);
                 }
             }
-            Function::Clear | Function::Zero => {
-                if let Some(map) = self.whole_map(arguments.first(), span) {
-                    self.put(match call.function {
-                        Function::Clear => Operation::Clear(map),
-                        _ => Operation::Zero(map),
-                    });
-                }
-            }
+            Function::Clear | Function::Zero => self.empty(call, span),
             Function::Exit => {
                 self.number(arguments.first());
                 self.put(Operation::Exit);
@@ -113,6 +107,36 @@ impl RuleCompiler<'_, '_> {
             self.refuse(span, "this takes a map, as in clear(@x)");
         }
         map
+    }
+
+    /// Compiles `clear(@x)` and `zero(@x)`.
+    fn empty(&mut self, call: &Call, span: Span) {
+        let (name, operation): (_, fn(usize) -> Operation) = match call.function {
+            Function::Clear => ("clear", Operation::Clear),
+            _ => ("zero", Operation::Zero),
+        };
+        let of = call.arguments.first();
+        if let Some(ExpressionKind::Lvalue(place)) = of.map(|of| &of.kind)
+            && let LvalueKind::Local(local) = &place.kind
+            && self.is_strict()
+        {
+            if self.locals.iter().any(|known| known.name == *local) {
+                self.abort(&format!("invalid variable type for {name}(@{local})"));
+            }
+            return;
+        }
+        let Some(map) = self.whole_map(of, span) else {
+            return;
+        };
+        if self.is_strict() && self.shared.kind_of(map) == MapKind::Scalar {
+            // A value without a key is that of a variable, which is no map.
+            self.put(Operation::HasKey { map, keys: 0 });
+            let is_map = self.jump(Operation::JumpIfZero);
+            let variable = of.and_then(Expression::as_global).map_or("", |(of, _)| of);
+            self.abort(&format!("invalid variable type for {name}(@{variable})"));
+            self.land(is_map);
+        }
+        self.put(operation(map));
     }
 
     fn assert(&mut self, arguments: &[Expression]) {

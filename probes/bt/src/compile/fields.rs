@@ -246,6 +246,7 @@ mod tests {
             moments: crate::moments::Moments::default(),
             began: 0,
             exited: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             status: AtomicU64::new(0),
             cpus: 1,
             faults: Faults::default(),

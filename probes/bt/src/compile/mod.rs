@@ -38,6 +38,7 @@ use probes::fields::Field;
 use probes::probe::{Argument, Probe, Signature, Target};
 
 use crate::ast::{Aggregation, Dialect, Expression, ExpressionKind, Iteration, Rule, Script, Span};
+use crate::check::strict;
 use crate::diagnostic::Diagnostic;
 use crate::maps::{Capacity, MapDeclaration, MapKind};
 use crate::program::{Code, Emission, Operation};
@@ -320,6 +321,9 @@ impl<'c> Compiler<'c> {
             declared: HashSet::new(),
         };
         if let Some(filter) = &rule.filter {
+            if body.is_strict() && strict::is_too_deep(filter) {
+                body.abort(strict::TOO_MANY_OPERANDS);
+            }
             body.value(filter);
             body.put(Operation::Filter);
         }
@@ -339,14 +343,14 @@ impl<'c> Compiler<'c> {
         }
     }
 
-    /// Returns the maps that are printed at the end, in order. bt(5) prints those of `assigned`
+    /// Returns the maps that are printed at the end, in order. bt(5) prints those of `named`
     /// that are not a single value.
-    pub(crate) fn printed_at_end(&self, assigned: &[&str]) -> Vec<usize> {
+    pub(crate) fn printed_at_end(&self, named: &[&str]) -> Vec<usize> {
         if self.options.dialect == Dialect::Normal {
             return (0..self.maps.len()).collect();
         }
         let mut printed = Vec::new();
-        for name in assigned {
+        for name in named {
             let map = self.map_numbers.get(*name).copied();
             let is_map = |map: &usize| self.kind_of(*map) != MapKind::Scalar || self.is_keyed(*map);
             if let Some(map) = map.filter(is_map)
@@ -485,11 +489,7 @@ impl RuleCompiler<'_, '_> {
     }
 
     fn refuse_with(&mut self, diagnostic: Diagnostic) -> Type {
-        let dialect = self.dialect();
-        self.shared.diagnostics.push(Diagnostic {
-            dialect,
-            ..diagnostic
-        });
+        self.shared.diagnostics.push(diagnostic);
         Type::Any
     }
 

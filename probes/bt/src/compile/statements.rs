@@ -8,8 +8,9 @@ use crate::ast::{
     Aggregation, BinaryOperator, Block, Expression, Lvalue, LvalueKind, Span, Statement,
     StatementKind,
 };
+use crate::check::strict;
 use crate::maps::MapKind;
-use crate::program::Operation;
+use crate::program::{Emission, Operation};
 use crate::value::Value;
 
 impl RuleCompiler<'_, '_> {
@@ -21,8 +22,18 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
+    /// Compiles the end of btrace(8) with a message.
+    pub(super) fn abort(&mut self, message: &str) {
+        let message = format!("exotrace: {message}").into();
+        self.emit(Emission::Fail { message }, &[]);
+        self.put(Operation::Abort);
+    }
+
     fn statement(&mut self, statement: &Statement) {
         let span = statement.span;
+        if self.is_strict() && strict::has_too_deep(statement) {
+            self.abort(strict::TOO_MANY_OPERANDS);
+        }
         match &statement.kind {
             StatementKind::Assign {
                 place,

@@ -7,14 +7,22 @@
 //! * Words of the language are plain words in a probe's name, which the parser marks with
 //!   [`Lexer::in_probe`].
 //! * A message belongs to the last byte read, not to the wrong text.
+//!
+//! Lines and columns are counted byte by byte as btrace counts them. Newlines in texts count as no
+//! lines, those in comments do not begin a column anew, and a byte is put back even at the end of
+//! the text, so that it is read twice.
 
-use super::{in_word, is_blank, length_of, literal};
+use super::{in_word, is_blank, literal};
 use crate::ast::Span;
-use crate::diagnostic::{Diagnostic, MOST_ERRORS};
+use crate::diagnostic::{Counted, Diagnostic, MOST_ERRORS};
 use crate::names::{self, StrictWord};
 
 /// A length in bytes that no token reaches.
 const TOKEN_LIMIT: usize = 1024;
+
+/// The error of a token of [`TOKEN_LIMIT`] bytes.
+#[derive(Debug)]
+struct TooLong;
 
 /// A token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,8 +60,14 @@ pub enum Token {
 pub struct Lexer<'t> {
     text: &'t [u8],
     at: usize,
+    /// The line from 1, as counted.
+    line: usize,
+    /// The column of the last byte read, as counted. It is -1 if a newline was put back.
+    column: isize,
     /// The offset of the last token.
     start: usize,
+    /// How often a token was cut off by the end of the text.
+    cut_off: usize,
     /// Whether words are parts of a probe's name.
     pub in_probe: bool,
     /// Whether the rule is one of `BEGIN` or `END`, in which there is no `arg0`.
@@ -76,7 +90,10 @@ impl<'t> Lexer<'t> {
         Self {
             text,
             at: 0,
+            line: 1,
+            column: 0,
             start: 0,
+            cut_off: 0,
             in_probe: false,
             in_begin_or_end: false,
             errors: Vec::new(),
@@ -95,7 +112,12 @@ impl<'t> Lexer<'t> {
     /// Adds an error at the text read last, unless there are enough of them.
     pub fn wrong(&mut self, message: impl Into<String>) {
         if self.errors.len() < MOST_ERRORS {
-            let diagnostic = Diagnostic::strict(self.span(), message);
+            let place = Counted {
+                line: self.line,
+                column: self.column,
+                line_start: self.at.saturating_add_signed(-self.column),
+            };
+            let diagnostic = Diagnostic::counted(self.span(), place, message);
             self.errors.push(diagnostic);
         }
     }
@@ -107,170 +129,212 @@ impl<'t> Lexer<'t> {
     fn bump(&mut self) -> Option<u8> {
         let byte = self.peek()?;
         self.at += 1;
+        self.column += 1;
         Some(byte)
     }
 
-    /// Reads as long as bytes are `wanted`.
-    fn take_while(&mut self, wanted: impl Fn(u8) -> bool) -> &'t [u8] {
-        let rest = self.text.get(self.at..).unwrap_or_default();
-        let length = length_of(rest, wanted);
-        self.at += length;
-        rest.get(..length).unwrap_or_default()
+    /// Puts the last byte back. At the end of the text that is one that belongs to a token.
+    fn put_back(&mut self) {
+        if self.at > 0 {
+            self.at -= 1;
+            self.column -= 1;
+        }
     }
 
-    /// Skips blanks, comments and the `#!` line. A comment without an end reaches to the end of the
-    /// text.
-    fn skip(&mut self) {
-        loop {
-            self.take_while(is_blank);
-            let rest = self.text.get(self.at..).unwrap_or_default();
-            if rest.starts_with(b"//") || (self.at == 0 && rest.starts_with(b"#!")) {
-                self.take_while(|byte| byte != b'\n');
-            } else if rest.starts_with(b"/*") {
-                // `/*/` is a whole comment.
-                let inside = rest.get(1..).unwrap_or_default();
-                self.at = match inside.windows(2).position(|two| two == b"*/") {
-                    Some(end) => self.at + 1 + end + 2,
-                    None => self.text.len(),
-                };
-            } else {
-                return;
+    fn new_line(&mut self) {
+        self.line += 1;
+        self.column = 0;
+    }
+
+    /// Reads as long as bytes are `wanted`, and puts the next one back. Returns the text from
+    /// `from` to there, and the byte behind it.
+    fn take_while(
+        &mut self,
+        from: usize,
+        wanted: impl Fn(u8) -> bool,
+    ) -> Result<(String, Option<u8>), TooLong> {
+        let mut end = self.at;
+        let next = loop {
+            if end - from >= TOKEN_LIMIT {
+                return Err(TooLong);
             }
+            match self.bump() {
+                Some(byte) if wanted(byte) => end = self.at,
+                next => break next,
+            }
+        };
+        self.put_back();
+        self.cut_off += usize::from(next.is_none());
+        let text = self.text.get(from..end).unwrap_or_default();
+        Ok((String::from_utf8_lossy(text).into_owned(), next))
+    }
+
+    /// Skips blanks, comments and the `#!` line, and reads the byte behind them. A comment without
+    /// an end reaches to the end of the text.
+    fn skip(&mut self) -> Option<u8> {
+        loop {
+            let byte = loop {
+                match self.bump()? {
+                    b'\n' => self.new_line(),
+                    byte if is_blank(byte) => {}
+                    byte => break byte,
+                }
+            };
+            let is_magic = self.line == 1 && self.column == 1;
+            match (byte, self.peek()) {
+                (b'/', Some(b'/')) => self.skip_line()?,
+                (b'#', Some(b'!')) if is_magic => self.skip_line()?,
+                (b'/', Some(b'*')) => self.skip_comment()?,
+                _ => return Some(byte),
+            }
+        }
+    }
+
+    fn skip_line(&mut self) -> Option<()> {
+        while self.bump()? != b'\n' {}
+        self.new_line();
+        Some(())
+    }
+
+    /// Skips the rest behind the `/` of `/*`. `/*/` is a whole comment.
+    fn skip_comment(&mut self) -> Option<()> {
+        let mut before = 0;
+        loop {
+            let byte = self.bump()?;
+            match byte {
+                b'/' if before == b'*' => return Some(()),
+                b'\n' => self.line += 1,
+                _ => {}
+            }
+            before = byte;
         }
     }
 
     /// Reads the next token.
     pub fn next(&mut self) -> Token {
-        self.skip();
+        // The last byte would be read for ever: the first token that repeats it is enough.
+        if self.cut_off > 1 {
+            return Token::End;
+        }
+        let byte = self.skip();
         self.start = self.at;
-        let Some(byte) = self.bump() else {
+        let Some(byte) = byte else {
             return Token::End;
         };
+        self.start -= 1;
         let next = self.peek();
         match byte {
             b'=' | b'!' | b'<' | b'>' if next == Some(b'=') => {
-                self.at += 1;
+                self.bump();
                 Token::Double(byte)
             }
             b'&' | b'|' if next == Some(byte) => {
-                self.at += 1;
+                self.bump();
                 Token::Double(byte)
             }
             b'/' => {
-                self.take_while(is_blank);
+                while self.peek().is_some_and(is_blank) {
+                    if self.bump() == Some(b'\n') {
+                        self.new_line();
+                    }
+                }
                 match self.peek() {
                     Some(b'{' | b'/') => Token::FilterEnd,
                     _ => Token::Byte(b'/'),
                 }
             }
-            b'$' => self.dollar(),
-            b'@' => self.global(),
+            b'$' => self.dollar().unwrap_or_else(|long| self.too_long(long)),
+            b'@' => self.global().unwrap_or_else(|long| self.too_long(long)),
             b'"' => self.string(),
-            b'0'..=b'9' => self.number(),
-            byte if in_word(byte) => self.word(),
+            b'0'..=b'9' => self.number().unwrap_or_else(|long| self.too_long(long)),
+            byte if in_word(byte) => self.word().unwrap_or_else(|long| self.too_long(long)),
             byte => Token::Byte(byte),
         }
     }
 
-    fn too_long(&mut self) -> Token {
-        self.at = self.at.min(self.start + TOKEN_LIMIT);
+    fn too_long(&mut self, _: TooLong) -> Token {
         self.wrong("line too long");
         Token::Wrong
     }
 
     /// Reads the rest of a word whose first byte was read.
-    fn word(&mut self) -> Token {
-        self.at = self.start;
-        let word = self.take_while(in_word);
-        if word.len() >= TOKEN_LIMIT {
-            return self.too_long();
-        }
-        let word = String::from_utf8_lossy(word).into_owned();
+    fn word(&mut self) -> Result<Token, TooLong> {
+        let (word, _) = self.take_while(self.start, in_word)?;
         let Some(keyword) = names::strict_word(&word) else {
-            return Token::Word(word);
+            return Ok(Token::Word(word));
         };
         if self.in_probe {
-            return Token::Word(word);
+            return Ok(Token::Word(word));
         }
         if self.in_begin_or_end && matches!(keyword, StrictWord::ProbeArgument(_)) {
             self.wrong(format!(
                 "the {word} builtin cannot be used with BEGIN or END probes"
             ));
         }
-        Token::Keyword(keyword)
+        Ok(Token::Keyword(keyword))
     }
 
     /// Reads the rest of a number whose first digit was read, or the word that it is instead.
-    fn number(&mut self) -> Token {
-        self.at = self.start;
-        let digits =
-            self.take_while(|byte| byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X'));
-        if digits.len() >= TOKEN_LIMIT {
-            return self.too_long();
-        }
-        if self.peek().is_some() && !ends_number(self.peek()) {
+    fn number(&mut self) -> Result<Token, TooLong> {
+        let (first, column) = (self.at, self.column);
+        let in_number = |byte: u8| byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X');
+        let (digits, next) = self.take_while(self.start, in_number)?;
+        if next.is_some() && !ends_number(next) {
+            (self.at, self.column) = (first, column);
             return self.word();
         }
-        match c_number(digits) {
+        Ok(match c_number(digits.as_bytes()) {
             Some(value) => Token::Number(value),
             None => {
                 self.wrong("overflow");
                 Token::Wrong
             }
-        }
+        })
     }
 
     /// Reads the rest behind `$`.
-    fn dollar(&mut self) -> Token {
-        match self.peek() {
-            Some(b'#') => {
-                self.at += 1;
-                Token::ArgumentCount
-            }
+    fn dollar(&mut self) -> Result<Token, TooLong> {
+        let from = self.at;
+        match self.bump() {
+            Some(b'#') => Ok(Token::ArgumentCount),
             Some(byte) if byte.is_ascii_digit() => {
-                let digits = self.take_while(|byte| byte.is_ascii_digit());
-                if digits.len() >= TOKEN_LIMIT {
-                    return self.too_long();
-                }
-                let digits = String::from_utf8_lossy(digits).into_owned();
-                if self.peek().is_some() && !ends_number(self.peek()) {
-                    return self.bad_name('$', &digits);
+                let (digits, next) = self.take_while(from, |byte| byte.is_ascii_digit())?;
+                if next.is_some() && !ends_number(next) {
+                    return Ok(self.bad_name('$', &digits, next));
                 }
                 let problem = match digits.parse::<i32>() {
                     Ok(0) => "too small",
-                    Ok(number) => return Token::Argument(number.unsigned_abs() as usize),
+                    Ok(number) => return Ok(Token::Argument(number.unsigned_abs() as usize)),
                     Err(_) => "too large",
                 };
                 self.wrong(format!("'${digits}' is {problem}"));
-                Token::Wrong
+                Ok(Token::Wrong)
             }
-            Some(byte) if byte.is_ascii_alphabetic() => self.name(Token::Local),
-            _ => self.bad_name('$', ""),
+            Some(byte) if byte.is_ascii_alphabetic() => {
+                Ok(Token::Local(self.take_while(from, in_word)?.0))
+            }
+            next => Ok(self.bad_name('$', "", next)),
         }
     }
 
     /// Reads the rest behind `@`.
-    fn global(&mut self) -> Token {
-        match self.peek() {
-            Some(byte) if byte.is_ascii_alphabetic() => self.name(Token::Global),
-            byte if ends_number(byte) || byte == Some(b'[') => Token::Global(String::new()),
-            _ => self.bad_name('@', ""),
+    fn global(&mut self) -> Result<Token, TooLong> {
+        let from = self.at;
+        match self.bump() {
+            Some(byte) if byte.is_ascii_alphabetic() => {
+                Ok(Token::Global(self.take_while(from, in_word)?.0))
+            }
+            next if ends_number(next) || next == Some(b'[') => {
+                self.put_back();
+                Ok(Token::Global(String::new()))
+            }
+            next => Ok(self.bad_name('@', "", next)),
         }
     }
 
-    /// Reads a variable's name.
-    fn name(&mut self, token: fn(String) -> Token) -> Token {
-        let name = self.take_while(in_word);
-        if name.len() >= TOKEN_LIMIT {
-            return self.too_long();
-        }
-        token(String::from_utf8_lossy(name).into_owned())
-    }
-
-    /// Reads the byte behind a missing name and reports it.
-    fn bad_name(&mut self, sign: char, name: &str) -> Token {
-        let next = self.bump().map(char::from);
-        let next = next.map_or_else(String::new, String::from);
+    /// Reports a wrong name and the byte behind it.
+    fn bad_name(&mut self, sign: char, name: &str, next: Option<u8>) -> Token {
+        let next = next.map_or_else(String::new, |next| char::from(next).to_string());
         self.wrong(format!("'{sign}{name}{next}' is an invalid variable name"));
         Token::Wrong
     }
@@ -280,20 +344,19 @@ impl<'t> Lexer<'t> {
         let mut value = Vec::new();
         loop {
             let byte = match self.bump() {
-                None => {
-                    let value = String::from_utf8_lossy(&value).into_owned();
-                    self.wrong(format!("\"{value}\" invalid EOF"));
-                    return Token::Wrong;
-                }
+                None => return self.unended(&value),
                 // The blanks behind a string are read with it, and count for the place of a
                 // message.
                 Some(b'"') => {
-                    self.skip();
-                    if self.peek() != Some(b'"') {
-                        return Token::Text(value);
+                    let next = self.skip();
+                    if next == Some(b'"') {
+                        continue;
                     }
-                    self.at += 1;
-                    continue;
+                    self.put_back();
+                    if next.is_none() {
+                        return self.unended(&value);
+                    }
+                    return Token::Text(value);
                 }
                 Some(b'\\') => match self.escape() {
                     Ok(byte) => byte,
@@ -310,6 +373,13 @@ impl<'t> Lexer<'t> {
                 return Token::Wrong;
             }
         }
+    }
+
+    /// Reports a string that ends with the text, closed or not.
+    fn unended(&mut self, value: &[u8]) -> Token {
+        let value = String::from_utf8_lossy(value);
+        self.wrong(format!("\"{value}\" invalid EOF"));
+        Token::Wrong
     }
 
     /// Reads the byte that `\n` and the like stand for.
@@ -398,6 +468,15 @@ mod tests {
             ("a /* b", vec![word("a")]),
             ("a /*/ b", vec![word("a"), word("b")]),
         ] {
+            let ended = format!("{text}\n");
+            assert_eq!(tokens(&ended), (expected, Vec::new()), "{text}");
+        }
+        // The last byte of all is read twice.
+        for (text, expected) in [
+            ("ab", vec![word("ab"), word("b")]),
+            ("12", vec![Number(12), Number(2)]),
+            ("@ab", vec![global("ab"), word("b")]),
+        ] {
             assert_eq!(tokens(text), (expected, Vec::new()), "{text}");
         }
     }
@@ -423,7 +502,7 @@ mod tests {
         }
         let longest = "x".repeat(1023);
         assert_eq!(
-            tokens(&longest),
+            tokens(&format!("{longest} ")),
             (vec![Token::Word(longest.clone())], vec![])
         );
     }

@@ -56,10 +56,7 @@ pub const LONGEST: usize = 1 << 20;
 pub fn parse(text: &[u8], dialect: Dialect) -> Result<Script, Vec<Diagnostic>> {
     if text.len() > LONGEST {
         let message = format!("a script of {} bytes; {LONGEST} are the most", text.len());
-        return Err(vec![Diagnostic {
-            dialect,
-            ..Diagnostic::new(Span::default(), message)
-        }]);
+        return Err(vec![Diagnostic::new(Span::default(), message)]);
     }
     let mut script = match dialect {
         Dialect::Strict => strict::parse(text)?,
@@ -79,7 +76,10 @@ pub fn parse(text: &[u8], dialect: Dialect) -> Result<Script, Vec<Diagnostic>> {
         }
     };
     script.lines = line_starts(text);
-    let errors = check::check(&script, dialect);
+    let errors = match dialect {
+        Dialect::Normal => check::check(&script),
+        Dialect::Strict => Vec::new(),
+    };
     if errors.is_empty() {
         return Ok(script);
     }

@@ -43,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) began: u64,
     /// Set by `exit()`: no rule begins any more.
     pub(crate) exited: AtomicBool,
+    /// Set where btrace(8) ends at once: nothing follows, not even END.
+    pub(crate) failed: AtomicBool,
     /// The status that `exit()` gave.
     pub(crate) status: AtomicU64,
     /// The number of vCPUs.
@@ -390,6 +392,13 @@ impl<C: Context + ?Sized> Machine<'_, C> {
                 // The first one counts: later ones of other vCPUs have no effect.
                 if !shared.exited.swap(true, Ordering::Relaxed) {
                     shared.status.store(status & 0xff, Ordering::Relaxed);
+                }
+                return Next::End;
+            }
+            Operation::Abort => {
+                if !shared.exited.swap(true, Ordering::Relaxed) {
+                    shared.status.store(1, Ordering::Relaxed);
+                    shared.failed.store(true, Ordering::Relaxed);
                 }
                 return Next::End;
             }

@@ -38,7 +38,7 @@ pub(super) fn run(
     }
 }
 
-/// Runs END and prints the maps.
+/// Runs END and prints the maps, unless the script has failed as one of btrace(8) does.
 pub(super) fn finish(
     end: &[Code],
     printed: &[usize],
@@ -46,6 +46,9 @@ pub(super) fn finish(
     clock: &Clock,
     each: &mut dyn FnMut(Output),
 ) {
+    if shared.failed.load(Ordering::Relaxed) {
+        return;
+    }
     // exit() in a rule ends the rules, but not END.
     shared.exited.store(false, Ordering::Relaxed);
     run(end, "END", shared, clock, each);

@@ -17,7 +17,10 @@ use super::iterations::{self, Iterated};
 use super::resolved::{Resolved, kinds_of, of_files, of_modules, resolve};
 use super::to_come::ToCome;
 use super::{ScriptSession, StartError, arguments, limits, output};
-use crate::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
+use crate::ast::{
+    Dialect, Expression, ExpressionKind, LvalueKind, ProbeKind, Rule, Script, StatementKind,
+};
+use crate::check::strict;
 use crate::compile::places::asks_for_number;
 use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
 use crate::context::Clock;
@@ -200,6 +203,11 @@ impl Prepared {
         let script = &*arguments::placed(script, &options.arguments)?;
         let options = &limits::of(script, options)?;
         let dialect = options.dialect;
+        if dialect == Dialect::Strict
+            && let Some(wrong) = strict::repeated(script)
+        {
+            return Err(vec![wrong]);
+        }
         let (resolved, missing) = resolve(script, finder, dialect)?;
         let mut compiler = Compiler::new(script, options, guest);
         for probe in resolved.values().flat_map(|found| &found.probes) {
@@ -216,7 +224,7 @@ impl Prepared {
         }
         let printed = match script.omits_maps {
             true => Vec::new(),
-            false => compiler.printed_at_end(&assigned(script)),
+            false => compiler.printed_at_end(&named(script)),
         };
         let compiled = compiler.finish()?;
         Ok(Self {
@@ -229,6 +237,7 @@ impl Prepared {
                 moments: Moments::default(),
                 began: clock.unix_ns(vmm::host_tsc()),
                 exited: AtomicBool::new(false),
+                failed: AtomicBool::new(false),
                 status: AtomicU64::new(0),
                 cpus: vcpus,
                 faults: Faults::default(),
@@ -373,19 +382,39 @@ impl Prepared {
     }
 }
 
-/// Returns the names of the maps that rules assign to in their outermost statements: bt(5) prints
-/// these at the end.
-fn assigned(script: &Script) -> Vec<&str> {
-    let statements = script.rules.iter().flat_map(|rule| &rule.body.statements);
-    let places = statements.filter_map(|statement| match &statement.kind {
-        StatementKind::Assign { place, .. } | StatementKind::Aggregate { place, .. } => Some(place),
-        _ => None,
-    });
-    let names = places.filter_map(|place| match &place.kind {
-        LvalueKind::Global { name, .. } => Some(name.as_str()),
-        LvalueKind::Local(_) => None,
-    });
-    names.collect()
+/// Returns the names of the maps that bt(5) prints at the end, in that order. They are assigned to
+/// in the outermost statements of rules, or are arguments there with a key.
+fn named(script: &Script) -> Vec<&str> {
+    let mut names = Vec::new();
+    for statement in script.rules.iter().flat_map(|rule| &rule.body.statements) {
+        let values = match &statement.kind {
+            StatementKind::Assign { place, value, .. } => match &place.kind {
+                LvalueKind::Global { name, keys } if !keys.is_empty() => {
+                    names.push(name.as_str());
+                    &[]
+                }
+                _ => std::slice::from_ref(value),
+            },
+            StatementKind::Aggregate { place, .. } => {
+                if let LvalueKind::Global { name, .. } = &place.kind {
+                    names.push(name.as_str());
+                }
+                &[]
+            }
+            StatementKind::Expression(of) => match &of.kind {
+                ExpressionKind::Call(call) => call.arguments.as_slice(),
+                _ => &[],
+            },
+            _ => &[],
+        };
+        let entries = values.iter().filter_map(Expression::as_global);
+        names.extend(
+            entries
+                .filter(|(_, keys)| !keys.is_empty())
+                .map(|(name, _)| name),
+        );
+    }
+    names
 }
 
 /// Returns an upper bound of the length in bytes of the longest of [`texts`]. The parts of a probe

@@ -71,7 +71,6 @@ pub(super) fn resolve<'s>(
                     found += 1;
                 }
                 Err(not_found) => none.push(Diagnostic {
-                    dialect,
                     suggestions: not_found.nearest,
                     ..Diagnostic::new(spec.span, not_found.message)
                 }),

@@ -127,6 +127,7 @@ impl Parser<'_> {
             }
             _ => None,
         };
+        let is_whole = gathered.is_some();
         let kind = match gathered {
             Some((aggregation, value)) => StatementKind::Aggregate {
                 place,
@@ -140,10 +141,24 @@ impl Parser<'_> {
                 value: self.expression()?.expression,
             },
         };
-        if tuple {
+        if tuple && (is_whole || self.ends_statement()) {
             self.lexer.wrong("tuple cannot be used as map key");
         }
         Ok(kind)
+    }
+
+    /// Checks whether the token ahead may follow an expression that ends a statement. Only then
+    /// btrace takes both for whole.
+    fn ends_statement(&mut self) -> bool {
+        use StrictWord as W;
+        match self.peek() {
+            Token::Byte(byte) => matches!(byte, b';' | b'}'),
+            Token::Keyword(word) => matches!(
+                word,
+                W::If | W::OfVariable(_) | W::Delete | W::Exit | W::Print | W::Printf | W::Time
+            ),
+            token => matches!(token, Token::Global(_) | Token::Local(_)),
+        }
     }
 
     /// Parses `(x)` behind a word that is ahead.
@@ -167,7 +182,8 @@ impl Parser<'_> {
         for (count, argument) in range.iter().enumerate() {
             let Some(slot) = numbers.get_mut(count) else {
                 self.lexer.wrong("too many arguments");
-                continue;
+                // btrace aborts here.
+                break;
             };
             let ExpressionKind::Number(number) = argument.kind else {
                 self.lexer.wrong("type invalid");
