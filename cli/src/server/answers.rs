@@ -119,6 +119,10 @@ fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {
         ("calls waiting", stats.waiting_returns),
         ("hits without process", stats.unknown_task),
         ("traps out of the way", stats.suspended),
+        (
+            "traps in programs out of the way",
+            stats.suspended_in_programs,
+        ),
         ("traps in freed text", stats.freed),
         ("pages waited for", stats.waiting_pages),
         ("hidden bytes", stats.hidden),

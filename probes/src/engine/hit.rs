@@ -147,6 +147,8 @@ pub(crate) struct Counters {
     pub(crate) without_return: AtomicU64,
     /// The number of times that sites were suspended while the guest read or wrote its text.
     pub(crate) suspended: AtomicU64,
+    /// Those of them in programs.
+    pub(crate) suspended_in_programs: AtomicU64,
     /// Trap bytes that were restored in what the guest has read or copied.
     pub(crate) hidden: AtomicU64,
     /// Sites in text that the guest has freed.
@@ -212,9 +214,16 @@ impl HitPath {
         }
     }
 
-    /// Adds to the count of suspended sites.
+    /// Adds to the count of suspended sites in the kernel.
     pub(crate) fn count_suspended(&self, sites: usize) {
         let suspended = &self.counters.suspended;
+        suspended.fetch_add(sites as u64, Ordering::Relaxed);
+    }
+
+    /// Adds to the count of suspended sites in programs.
+    pub(crate) fn count_suspended_in_programs(&self, sites: usize) {
+        self.count_suspended(sites);
+        let suspended = &self.counters.suspended_in_programs;
         suspended.fetch_add(sites as u64, Ordering::Relaxed);
     }
 

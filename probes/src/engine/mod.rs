@@ -121,6 +121,8 @@ pub struct EngineStats {
     /// The number of times that a trap was suspended while the guest read or wrote its own text.
     /// Hits may have been missed then.
     pub suspended: u64,
+    /// Those of them in programs.
+    pub suspended_in_programs: u64,
     /// Traps evicted because the guest freed their text.
     pub freed: u64,
     /// Sites in programs' text whose page is not in memory. Their traps wait for it.
@@ -289,6 +291,7 @@ impl Engine {
             unpaired_returns: load(&path.counters.unpaired),
             without_return: load(&path.counters.without_return),
             suspended: load(&path.counters.suspended),
+            suspended_in_programs: load(&path.counters.suspended_in_programs),
             freed: load(&path.counters.freed),
             waiting_pages: path.user_sites.waiting() as u64,
             hidden: load(&path.counters.hidden),

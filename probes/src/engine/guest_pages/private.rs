@@ -200,7 +200,7 @@ impl CopyWatch {
         if suspended.is_empty() {
             return false;
         }
-        path.count_suspended(suspended.len());
+        path.count_suspended_in_programs(suspended.len());
         match self.calls.enter(hit, Open::Dumping(suspended)) {
             Ok(()) => true,
             Err(Open::Dumping(suspended)) => {

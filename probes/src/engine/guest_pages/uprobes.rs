@@ -327,7 +327,7 @@ impl Watch for UprobeWatch {
         if suspended.is_empty() && matches!(self.event, UprobeEvent::Resumes { .. }) {
             return false;
         }
-        path.count_suspended(suspended.len());
+        path.count_suspended_in_programs(suspended.len());
         match self.calls.enter(hit, Open { suspended, written }) {
             Ok(()) => true,
             Err(open) => {

@@ -574,7 +574,7 @@ fn hand_on(path: &HitPath, traps: Traps<'_>, cache: PageCache<'_>, mapping: Gva)
     };
     let splices = &path.user_sites.splices;
     let out = splices.begin(traps.table, mapping, is_of_file);
-    path.count_suspended(out);
+    path.count_suspended_in_programs(out);
     path.semaphores.hide(cache, mapping);
     Pending::File(mapping)
 }
@@ -583,7 +583,7 @@ fn hand_on(path: &HitPath, traps: Traps<'_>, cache: PageCache<'_>, mapping: Gva)
 /// it is mapped again.
 fn suspend(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
     let out = path.user_sites.take_out(traps, &range);
-    path.count_suspended(out);
+    path.count_suspended_in_programs(out);
     for site in path.user_returns.forget(range) {
         traps.table.disarm(site);
     }
