@@ -51,7 +51,8 @@ pub fn run(crowd: &Crowd<'_>, shell: &mut Shell, mut random: Rng) {
         assert_eq!(
             hits,
             [u64::from(number)],
-            "{probe} of {program}: {end}\n{stat:?}"
+            "{probe} of {program}: {end}\n{stat:?}\n{}",
+            shell.messages()
         );
         crowd.count(FIGURE, 1);
         crowd.count("calls counted", u64::from(number));

@@ -236,6 +236,11 @@ impl Shell {
         lines.map(str::to_owned).collect()
     }
 
+    /// Returns the machine's own messages.
+    pub fn messages(&self) -> String {
+        self.machine.printed().1
+    }
+
     fn printed(&self) -> String {
         self.machine.printed().0.replace('\r', "")
     }

@@ -16,6 +16,7 @@
 //! If the guest's int3 stands at a site of the engine, both are hit.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use introspect::kernel::btf::Btf;
 use introspect::kernel::page_cache::PageOwner;
@@ -146,6 +147,8 @@ struct UprobeWatch {
     pages: Arc<GuestPages>,
     event: UprobeEvent,
     calls: Calls<Open>,
+    /// Set once it has been told that a file was not known.
+    is_told: AtomicBool,
 }
 
 impl GuestPages {
@@ -156,6 +159,7 @@ impl GuestPages {
                 pages: self.clone(),
                 event: *event,
                 calls: Calls::default(),
+                is_told: AtomicBool::new(false),
             });
             (*address, watch)
         })
@@ -209,6 +213,12 @@ impl UprobeWatch {
             UprobeEvent::Writes { .. } => written.and_then(|place| place.mapping),
         };
         let Some(mapping) = mapping else {
+            if !self.is_told.swap(true, Ordering::Relaxed) {
+                let event = self.event;
+                log::warn!(
+                    "the guest changes its own uprobes, and the file is not known ({event:?}): hits in all programs may be missed"
+                );
+            }
             return cpu.traps().suspend_user(|_| true);
         };
         let own = written.and_then(|place| place.page);
