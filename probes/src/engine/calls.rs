@@ -22,24 +22,30 @@ impl<T> Default for Calls<T> {
 }
 
 impl<T> Calls<T> {
-    /// Keeps `pending` for the return of the function that is entered at `hit`.
+    /// Keeps `pending` for the return of the function that is entered at `hit`. Returns what is left
+    /// of a call at the same place whose return was not seen.
     ///
     /// # Errors
     /// If too many calls are in progress: returns `pending`.
-    pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<(), T> {
+    pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<Option<T>, T> {
         let stack = hit.registers.rsp.wrapping_add(RETURN_ADDRESS);
         let mut calls = self.lock();
         if calls.len() >= MOST_CALLS {
             return Err(pending);
         }
-        calls.insert((hit.current.task().address, stack), pending);
-        Ok(())
+        Ok(calls.insert((hit.current.task().address, stack), pending))
     }
 
     /// Removes and returns the value that was kept for the return at `hit`.
     pub(crate) fn leave(&self, hit: &Hit<'_>, from_stack: Gva) -> Option<T> {
         self.lock()
             .remove(&(hit.current.task().address, from_stack.0))
+    }
+
+    /// Removes and returns the values of all calls in progress. To be called when no return will be
+    /// reported any more.
+    pub(crate) fn take(&self) -> impl Iterator<Item = T> {
+        std::mem::take(&mut *self.lock()).into_values()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(u64, u64), T>> {

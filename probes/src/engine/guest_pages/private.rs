@@ -21,7 +21,7 @@ use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u64;
 use introspect::{Gva, PausedMemory};
 
-use vmm::trap::SuspendedUser;
+use vmm::trap::{SuspendedUser, TrapTable};
 
 use super::{GuestPages, Traps, parameter};
 use crate::engine::calls::Calls;
@@ -202,12 +202,14 @@ impl CopyWatch {
         }
         path.count_suspended_in_programs(suspended.len());
         match self.calls.enter(hit, Open::Dumping(suspended)) {
-            Ok(()) => true,
-            Err(Open::Dumping(suspended)) => {
-                traps.table.resume_user(suspended);
+            Ok(left) => {
+                resume(traps.table, left);
+                true
+            }
+            Err(open) => {
+                resume(traps.table, Some(open));
                 false
             }
-            Err(Open::Protecting { .. }) => false,
         }
     }
 
@@ -264,9 +266,18 @@ impl CopyWatch {
                     return Some(false);
                 }
                 let entered = self.calls.enter(hit, Open::Protecting { space, addresses });
-                Some(entered.is_ok())
+                let is_entered = entered.is_ok();
+                resume(traps.table, entered.ok().flatten());
+                Some(is_entered)
             }
         }
+    }
+}
+
+/// Resumes the traps that a call keeps suspended.
+fn resume(traps: &TrapTable, open: Option<Open>) {
+    if let Some(Open::Dumping(suspended)) = open {
+        traps.resume_user(suspended);
     }
 }
 
@@ -303,8 +314,14 @@ impl Watch for CopyWatch {
                     (space, &addresses),
                 );
             }
-            Some(Open::Dumping(suspended)) => cpu.traps().resume_user(suspended),
-            Some(Open::Protecting { .. }) | None => {}
+            Some(open) => resume(cpu.traps(), Some(open)),
+            None => {}
+        }
+    }
+
+    fn on_unwatch(&self, traps: &TrapTable) {
+        for open in self.calls.take() {
+            resume(traps, Some(open));
         }
     }
 }

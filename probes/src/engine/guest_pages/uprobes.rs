@@ -25,7 +25,7 @@ use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PausedMemory};
 use vmm::StoppedVcpu;
-use vmm::trap::{INT3, SuspendedUser};
+use vmm::trap::{INT3, SuspendedUser, TrapTable};
 
 use super::private::VM_WRITE;
 use super::{GuestPages, parameter};
@@ -339,7 +339,12 @@ impl Watch for UprobeWatch {
         }
         path.count_suspended_in_programs(suspended.len());
         match self.calls.enter(hit, Open { suspended, written }) {
-            Ok(()) => true,
+            Ok(left) => {
+                if let Some(Open { suspended, .. }) = left {
+                    cpu.traps().resume_user(suspended);
+                }
+                true
+            }
             Err(open) => {
                 log::warn!("too many changes of the guest's uprobes at once: one may meet traps");
                 cpu.traps().resume_user(open.suspended);
@@ -357,5 +362,11 @@ impl Watch for UprobeWatch {
             self.note(path, cpu, &place);
         }
         cpu.traps().resume_user(suspended);
+    }
+
+    fn on_unwatch(&self, traps: &TrapTable) {
+        for open in self.calls.take() {
+            traps.resume_user(open.suspended);
+        }
     }
 }

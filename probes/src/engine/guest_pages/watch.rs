@@ -14,7 +14,7 @@ use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PausedMemory};
 use vmm::StoppedVcpu;
-use vmm::trap::INT3;
+use vmm::trap::{INT3, TrapTable};
 
 use super::GuestPages;
 use super::iter::nth;
@@ -196,7 +196,12 @@ impl Watch for PageWatch {
         };
         let Some(pending) = pending else { return false };
         match self.calls.enter(hit, pending) {
-            Ok(()) => true,
+            Ok(left) => {
+                if let Some(Pending::File(mapping)) = left {
+                    self.handed_on(path, cpu, mapping);
+                }
+                true
+            }
             Err(pending) => {
                 log::warn!("too many reads of programs' text at once: one may show traps");
                 if let Pending::File(mapping) = pending {
@@ -276,6 +281,10 @@ impl Watch for PageWatch {
             }
         };
         path.counters.hidden.fetch_add(hidden, Ordering::Relaxed);
+    }
+
+    fn on_unwatch(&self, _: &TrapTable) {
+        self.calls.take().for_each(drop);
     }
 }
 
