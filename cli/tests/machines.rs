@@ -347,7 +347,11 @@ fn a_snapshot_goes_on_where_it_was_taken_and_can_be_traced() {
     assert_eq!(world.run("stop").status, 0);
     assert_eq!(machine.finish().status, 0);
 
-    let restored = world.run("run --restore saved --serial null --trace micro_timer_entry --for 2");
+    let line = "run --restore saved --serial null --trace micro_timer_entry";
+    let restored = world.started(world.command(line));
+    world.wait_for_hits();
+    assert_eq!(world.run("stop").status, 0);
+    let restored = restored.finish();
     assert_eq!(restored.status, 0, "{restored:?}");
     assert!(
         restored.stdout.starts_with("E "),

@@ -18,6 +18,14 @@ fn trace(world: &World, options: &str, script: &str) -> Ended {
     Ended::from(command(world, options, script).output().unwrap())
 }
 
+/// Runs a script on the machine until each of so many traps was hit that often.
+fn trace_until(world: &World, options: &str, script: &str, traps: usize, least: u64) -> Ended {
+    let running = Running::of(command(world, options, script));
+    world.wait_for_traps(|hits| hits.len() >= traps && hits.iter().all(|hits| *hits > least));
+    running.signal(Signal::INT);
+    running.finish()
+}
+
 fn command(world: &World, options: &str, script: &str) -> std::process::Command {
     let mut words = vec!["trace"];
     words.extend(options.split_whitespace());
@@ -260,7 +268,7 @@ fn maps_are_printed_when_a_script_ends() {
         kprobe:micro_leaf:entry { @calls = count(); @last[func] = arg0; }
         kprobe:micro_leaf:return { @odd[retval & 1] = count(); @low = lhist(retval & 7, 0, 8, 4); }
         END { printf("end\n"); }"#;
-    let ended = trace(&world, "--for 0.5 -v", script);
+    let ended = trace_until(&world, "-v", script, 2, 20);
     assert_eq!(ended.status, 0, "{ended:?}");
     assert!(
         ended.stdout.starts_with("begin\nend\n\n\n@calls: "),
@@ -303,7 +311,7 @@ fn maps_are_printed_when_a_script_ends() {
     assert_eq!(world.traps().len(), 0);
 
     // The same for programs.
-    let ended = trace(&world, "--for 0.3 --format json", script);
+    let ended = trace_until(&world, "--format json", script, 2, 20);
     assert_eq!(ended.status, 0, "{ended:?}");
     assert_eq!(
         kinds(&ended),
@@ -312,11 +320,8 @@ fn maps_are_printed_when_a_script_ends() {
     );
 
     // And stacks for flame graphs, callers first.
-    let ended = trace(
-        &world,
-        "--for 0.3 --format collapsed",
-        "kprobe:micro_leaf:entry { @[kstack] = count(); }",
-    );
+    let script = "kprobe:micro_leaf:entry { @[kstack] = count(); }";
+    let ended = trace_until(&world, "--format collapsed", script, 1, 20);
     let (stack, count) = ended.stdout.trim_end().rsplit_once(' ').unwrap();
     assert_eq!(stack, "micro_call_loop;micro_leaf", "{ended:?}");
     assert!(count.parse::<u64>().unwrap() > 10, "{ended:?}");

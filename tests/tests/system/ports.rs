@@ -137,7 +137,12 @@ fn events_of_dt_are_read_by_the_names_of_their_probes() {
     let machine = start_micro(&world);
     let read = |line: &str| world.run(words(line), COMMAND_LIMIT);
     let probe = "kprobe:micro_leaf:entry";
-    let text = read(&format!("read dt {probe} --for 2"));
+    let mut reading = world.start(words(&format!("read dt {probe}")));
+    reading.wait_until("events", COMMAND_LIMIT, |stdout, _| {
+        stdout.lines().count() > 20
+    });
+    reading.signal(Signal::INT);
+    let text = reading.finish(COMMAND_LIMIT);
     assert_eq!(text.status, 0, "{text:?}");
     let lines: Vec<&str> = text.stdout.lines().collect();
     assert!(lines.len() > 10, "{text:?}");
