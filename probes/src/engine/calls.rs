@@ -22,8 +22,8 @@ impl<T> Default for Calls<T> {
 }
 
 impl<T> Calls<T> {
-    /// Keeps `pending` for the return of the function that is entered at `hit`. Returns what is left
-    /// of a call at the same place whose return was not seen.
+    /// Keeps `pending` for the return of the function that is entered at `hit`. Returns the value
+    /// of an earlier call at the same place, whose return was not seen.
     ///
     /// # Errors
     /// If too many calls are in progress: returns `pending`.
