@@ -230,12 +230,12 @@ pub fn finish(result: Result<(), Failure>) -> ExitCode {
             }
             ExitCode::from(FAILED)
         }
-        Err(Failure::Own(text)) if io::stderr().is_terminal() => {
-            show(text.as_bytes());
-            ExitCode::from(FAILED)
-        }
         Err(Failure::Own(text)) => {
-            let _ = Messages.write_all(text.as_bytes());
+            match io::stderr().is_terminal() {
+                true => show(text.as_bytes()),
+                // As for `show`, a closed standard error is no reason to stop.
+                false => drop(Messages.write_all(text.as_bytes())),
+            }
             ExitCode::from(FAILED)
         }
         Err(Failure::Usage(message)) => {

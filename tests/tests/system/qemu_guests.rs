@@ -32,7 +32,7 @@ fn kernel() -> DebianKernel {
     kernel.unwrap_or_else(|e| panic!("Debian's kernel: {e}"))
 }
 
-/// A time that a guest has for something. It stands still while the guest waits for a CPU.
+/// A time limit for a guest, which does not count the time in which the guest waits for a CPU.
 struct Patience {
     pid: u32,
     began: Instant,

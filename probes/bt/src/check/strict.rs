@@ -1,8 +1,9 @@
-//! Checks that OpenBSD's btrace(8) makes when it has read a script: before it traces, and at the
-//! operators that it comes to. `-n` makes none of them.
+//! The strict dialect's rules about a whole script: the checks that OpenBSD's btrace(8) makes
+//! before it traces and at the operators that it comes to, and the maps that it prints at the end.
+//! `-n` makes none of the checks.
 
 use crate::ast::{
-    Expression, ExpressionKind, ProbeKind, ProbeSpec, Script, Statement, StatementKind,
+    Expression, ExpressionKind, LvalueKind, ProbeKind, ProbeSpec, Script, Statement, StatementKind,
 };
 use crate::diagnostic::Diagnostic;
 use crate::walk;
@@ -65,4 +66,39 @@ fn is_deep(of: &Expression, around: usize) -> bool {
         walk::children(of, &mut |child| is |= is_deep(child, depth));
     }
     is
+}
+
+/// Returns the names of the maps that bt(5) prints at the end, in that order. They are assigned to
+/// in the outermost statements of rules, or are arguments there with a key.
+pub(crate) fn printed(script: &Script) -> Vec<&str> {
+    let mut names = Vec::new();
+    for statement in script.rules.iter().flat_map(|rule| &rule.body.statements) {
+        let values = match &statement.kind {
+            StatementKind::Assign { place, value, .. } => match &place.kind {
+                LvalueKind::Global { name, keys } if !keys.is_empty() => {
+                    names.push(name.as_str());
+                    &[]
+                }
+                _ => std::slice::from_ref(value),
+            },
+            StatementKind::Aggregate { place, .. } => {
+                if let LvalueKind::Global { name, .. } = &place.kind {
+                    names.push(name.as_str());
+                }
+                &[]
+            }
+            StatementKind::Expression(of) => match &of.kind {
+                ExpressionKind::Call(call) => call.arguments.as_slice(),
+                _ => &[],
+            },
+            _ => &[],
+        };
+        let entries = values.iter().filter_map(Expression::as_global);
+        names.extend(
+            entries
+                .filter(|(_, keys)| !keys.is_empty())
+                .map(|(name, _)| name),
+        );
+    }
+    names
 }

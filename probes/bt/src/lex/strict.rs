@@ -133,7 +133,8 @@ impl<'t> Lexer<'t> {
         Some(byte)
     }
 
-    /// Puts the last byte back. At the end of the text that is one that belongs to a token.
+    /// Puts the last byte back. At the end of the text, where nothing was read, that is the last
+    /// byte of a token.
     fn put_back(&mut self) {
         if self.at > 0 {
             self.at -= 1;

@@ -17,9 +17,7 @@ use super::iterations::{self, Iterated};
 use super::resolved::{Resolved, kinds_of, of_files, of_modules, resolve};
 use super::to_come::ToCome;
 use super::{ScriptSession, StartError, arguments, limits, output};
-use crate::ast::{
-    Dialect, Expression, ExpressionKind, LvalueKind, ProbeKind, Rule, Script, StatementKind,
-};
+use crate::ast::{Dialect, ProbeKind, Rule, Script};
 use crate::check::strict;
 use crate::compile::places::asks_for_number;
 use crate::compile::{Compiler, Guest, Options, ProbeKindInfo};
@@ -224,7 +222,7 @@ impl Prepared {
         }
         let printed = match script.omits_maps {
             true => Vec::new(),
-            false => compiler.printed_at_end(&named(script)),
+            false => compiler.printed_at_end(&strict::printed(script)),
         };
         let compiled = compiler.finish()?;
         Ok(Self {
@@ -380,41 +378,6 @@ impl Prepared {
         running.look_for_modules(ModuleProbes::take_up_present);
         Ok(running)
     }
-}
-
-/// Returns the names of the maps that bt(5) prints at the end, in that order. They are assigned to
-/// in the outermost statements of rules, or are arguments there with a key.
-fn named(script: &Script) -> Vec<&str> {
-    let mut names = Vec::new();
-    for statement in script.rules.iter().flat_map(|rule| &rule.body.statements) {
-        let values = match &statement.kind {
-            StatementKind::Assign { place, value, .. } => match &place.kind {
-                LvalueKind::Global { name, keys } if !keys.is_empty() => {
-                    names.push(name.as_str());
-                    &[]
-                }
-                _ => std::slice::from_ref(value),
-            },
-            StatementKind::Aggregate { place, .. } => {
-                if let LvalueKind::Global { name, .. } = &place.kind {
-                    names.push(name.as_str());
-                }
-                &[]
-            }
-            StatementKind::Expression(of) => match &of.kind {
-                ExpressionKind::Call(call) => call.arguments.as_slice(),
-                _ => &[],
-            },
-            _ => &[],
-        };
-        let entries = values.iter().filter_map(Expression::as_global);
-        names.extend(
-            entries
-                .filter(|(_, keys)| !keys.is_empty())
-                .map(|(name, _)| name),
-        );
-    }
-    names
 }
 
 /// Returns an upper bound of the length in bytes of the longest of [`texts`]. The parts of a probe

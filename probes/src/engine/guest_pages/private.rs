@@ -314,8 +314,7 @@ impl Watch for CopyWatch {
                     (space, &addresses),
                 );
             }
-            Some(open) => resume(cpu.traps(), Some(open)),
-            None => {}
+            open => resume(cpu.traps(), open),
         }
     }
 

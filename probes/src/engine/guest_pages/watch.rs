@@ -284,7 +284,7 @@ impl Watch for PageWatch {
     }
 
     fn on_unwatch(&self, _: &TrapTable) {
-        self.calls.take().for_each(drop);
+        drop(self.calls.take());
     }
 }
 
