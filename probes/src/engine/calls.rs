@@ -11,9 +11,14 @@ use super::hit::Hit;
 const MOST_CALLS: usize = 4096;
 /// The size of a return address in bytes.
 const RETURN_ADDRESS: u64 = 8;
+/// The least size and the alignment of a task's kernel stack (`THREAD_SIZE`,
+/// arch/x86/include/asm/page_64_types.h).
+const STACK: u64 = 16 << 10;
 
-/// By task, and stack pointer after the return.
-pub(crate) struct Calls<T>(Mutex<HashMap<(u64, u64), T>>);
+/// The place of a call: its task, and the stack pointer after the return.
+type Place = (u64, u64);
+
+pub(crate) struct Calls<T>(Mutex<HashMap<Place, T>>);
 
 impl<T> Default for Calls<T> {
     fn default() -> Self {
@@ -22,18 +27,23 @@ impl<T> Default for Calls<T> {
 }
 
 impl<T> Calls<T> {
-    /// Keeps `pending` for the return of the function that is entered at `hit`. Returns the value
-    /// of an earlier call at the same place, whose return was not seen.
+    /// Keeps `pending` for the return of the function that is entered at `hit`. Returns the values
+    /// of the task's earlier calls whose return was not seen: they stand at the same place of its
+    /// stack, or at one that it has left since.
     ///
     /// # Errors
     /// If too many calls are in progress: returns `pending`.
-    pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<Option<T>, T> {
+    pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<Vec<T>, T> {
         let stack = hit.registers.rsp.wrapping_add(RETURN_ADDRESS);
+        let task = hit.current.task().address;
         let mut calls = self.lock();
+        let ended = calls.extract_if(|call, _| has_ended(*call, (task, stack)));
+        let ended = ended.map(|(_, pending)| pending).collect();
         if calls.len() >= MOST_CALLS {
             return Err(pending);
         }
-        Ok(calls.insert((hit.current.task().address, stack), pending))
+        calls.insert((task, stack), pending);
+        Ok(ended)
     }
 
     /// Removes and returns the value that was kept for the return at `hit`.
@@ -48,7 +58,34 @@ impl<T> Calls<T> {
         std::mem::take(&mut *self.lock()).into_values()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(u64, u64), T>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Place, T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Checks whether a call must have ended, since its task enters another one at `entered`. An
+/// interrupt has a stack of its own, which says nothing of the task's.
+fn has_ended((task, stack): Place, entered: Place) -> bool {
+    task == entered.0 && stack <= entered.1 && stack / STACK == entered.1 / STACK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_has_ended_if_its_task_enters_another_at_the_same_depth_or_further_out() {
+        const CALL: Place = (0x1000, 0xffff_c900_0001_3e00);
+        for (entered, expected) in [
+            (CALL, true),
+            ((CALL.0, CALL.1 + 0x100), true),
+            // Called by it.
+            ((CALL.0, CALL.1 - 0x100), false),
+            ((CALL.0 + 0x40, CALL.1), false),
+            // On an interrupt's stack.
+            ((CALL.0, CALL.1 + STACK), false),
+        ] {
+            assert_eq!(has_ended(CALL, entered), expected, "{entered:x?}");
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `__text_poke`, `text_poke_early` | everything that writes text, bytes of one instruction at a time | suspended from entry to return |
 //! | `arch_jump_label_transform_queue`, `arch_jump_label_transform` | jump labels, tracepoints with them: compare the old instruction | the same |
-//! | `jump_label_text_reserved` | code that places a kprobe: decodes the instructions of all jump labels, and dies of one of another length | sites on such instructions |
+//! | `jump_label_text_reserved` | code that places a kprobe: decodes the instructions of all jump labels, and dies of one of another length | sites on jump labels |
 //! | `arch_static_call_transform` | static calls: compare the old instruction, of the call and of its trampoline | the same |
 //! | `bpf_arch_text_poke` | BPF: compares the old instruction | the same |
 //! | `ftrace_replace_code`, `ftrace_make_call`, `ftrace_make_nop` | the guest's function tracer: compares the first instruction of functions | sites on those |
@@ -31,12 +31,13 @@ use std::collections::HashMap;
 use std::iter;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use introspect::kernel::jump_label::JumpLabelLayout;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::x86_64::virtual_memory::{read_u32, read_u64};
-use introspect::{Gva, PhysicalMemory};
+use introspect::{Gva, PausedMemory, PhysicalMemory};
 use vmm::StoppedVcpu;
 use vmm::trap::{Choice, Suspended, TrapTable};
 
@@ -204,6 +205,38 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
     watches
 }
 
+/// The jump labels of the kernel's image, read when they are first needed: a distribution's kernel
+/// has some 15,000.
+#[derive(Default)]
+struct Labels {
+    layout: Option<JumpLabelLayout>,
+    /// The first bytes of their instructions, ascending; none if they cannot be read.
+    found: OnceLock<Arc<[u64]>>,
+}
+
+impl Labels {
+    fn new(view: &KernelView, part: Part) -> Self {
+        let btf = view.kernel.btf().filter(|_| part == Part::JumpLabels);
+        Self {
+            layout: btf.and_then(|btf| JumpLabelLayout::new(btf, &view.kernel.symbols).ok()),
+            found: OnceLock::new(),
+        }
+    }
+
+    fn read(&self, memory: &dyn PhysicalMemory, space: AddressSpace) -> Arc<[u64]> {
+        let found = self.found.get_or_init(|| {
+            let memory = PausedMemory::new(memory);
+            let all = self.layout.as_ref();
+            let all = all.map(|layout| layout.read_all(memory.view(space), &[]));
+            let all = all.filter(|all| all.unread.is_empty()).unwrap_or_default();
+            let mut found: Vec<u64> = all.entries().iter().map(|label| label.code.0).collect();
+            found.sort_unstable();
+            found.into()
+        });
+        found.clone()
+    }
+}
+
 /// Suspends sites while the guest reads or writes their text.
 struct PartWatch {
     part: Part,
@@ -213,6 +246,8 @@ struct PartWatch {
     /// The first bytes of the watched functions, ascending. Sites there stay armed, so that nested
     /// calls are seen.
     watched: Arc<[u64]>,
+    /// The jump labels of the kernel's image.
+    labels: Labels,
     /// The sites suspended for calls in progress, by task and stack. `None` after the watch was
     /// removed.
     out: Mutex<Option<HashMap<(u64, u64), Suspended>>>,
@@ -234,6 +269,7 @@ impl PartWatch {
             space: view.kernel.space,
             functions,
             watched,
+            labels: Labels::new(view, part),
             out: Mutex::new(Some(HashMap::new())),
         }
     }
@@ -289,13 +325,16 @@ impl PartWatch {
 
     /// Returns a selection of the instructions that the call reads, for parts that are selected by
     /// instruction instead of address. The watches and the return address `back` are excluded.
-    fn choice(&self, back: Option<u64>) -> Option<Choice> {
+    fn choice(&self, memory: &dyn PhysicalMemory, back: Option<u64>) -> Option<Choice> {
         let is_looked_at: Choice = match self.part {
             Part::Entries => {
                 let functions = self.functions.clone();
                 Box::new(move |address, code| is_traced_entry(&functions, address, code))
             }
-            Part::JumpLabels => Box::new(|_, code| may_be_jump_label(code)),
+            Part::JumpLabels => {
+                let labels = self.labels.read(memory, self.space);
+                Box::new(move |address, code| is_jump_label(&labels, address, code))
+            }
             _ => return None,
         };
         let watched = self.watched.clone();
@@ -343,6 +382,13 @@ fn is_watched(watched: &[u64], address: Gva) -> bool {
     start.is_some_and(|start| address.0 - start < ENTRY)
 }
 
+/// Checks whether a jump label is at `address`, where `code` is. `labels` are those of the kernel's
+/// image. Modules have their own, which only `code` tells.
+fn is_jump_label(labels: &[u64], address: Gva, code: &[u8]) -> bool {
+    let is_of_image = labels.first() <= Some(&address.0) && Some(&address.0) <= labels.last();
+    may_be_jump_label(code) && (!is_of_image || labels.binary_search(&address.0).is_ok())
+}
+
 /// Checks whether code begins as a jump label does: a NOP of two or five bytes, or a jump of the
 /// same length.
 fn may_be_jump_label(code: &[u8]) -> bool {
@@ -363,7 +409,7 @@ impl Watch for PartWatch {
         let back = read_u64(hit.memory, self.space, Gva(hit.registers.rsp)).ok();
         // If no site is there, the range is kept free: another thread may be arming one.
         let mut suspended = Suspended::default();
-        if let Some(choice) = self.choice(back) {
+        if let Some(choice) = self.choice(hit.memory, back) {
             suspended.append(cpu.traps().suspend_chosen(choice));
         }
         for range in self.ranges(cpu, &hit.arguments()) {
@@ -469,4 +515,27 @@ fn mapped_end(memory: &dyn PhysicalMemory, space: AddressSpace, start: u64) -> u
         end = end.saturating_add(PAGE);
     }
     end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jump_labels_are_known_in_the_image_and_told_by_their_code_in_modules() {
+        const NOP: &[u8] = &[0x0f, 0x1f, 0x44, 0x00, 0x00];
+        const MOV: &[u8] = &[0x48, 0x89, 0xe5];
+        let labels = [0x1000, 0x1010, 0x2000];
+        for (address, code, expected) in [
+            (0x1010, NOP, true),
+            // A jump behind a call, say.
+            (0x1020, NOP, false),
+            (0x3000, NOP, true),
+            (0x3000, MOV, false),
+        ] {
+            let found = is_jump_label(&labels, Gva(address), code);
+            assert_eq!(found, expected, "{address:#x}");
+        }
+        assert!(is_jump_label(&[], Gva(0x1020), NOP), "no label is known");
+    }
 }

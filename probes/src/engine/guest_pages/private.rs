@@ -202,12 +202,12 @@ impl CopyWatch {
         }
         path.count_suspended_in_programs(suspended.len());
         match self.calls.enter(hit, Open::Dumping(suspended)) {
-            Ok(left) => {
-                resume(traps.table, left);
+            Ok(ended) => {
+                resume(traps.table, ended);
                 true
             }
             Err(open) => {
-                resume(traps.table, Some(open));
+                resume(traps.table, [open]);
                 false
             }
         }
@@ -267,17 +267,19 @@ impl CopyWatch {
                 }
                 let entered = self.calls.enter(hit, Open::Protecting { space, addresses });
                 let is_entered = entered.is_ok();
-                resume(traps.table, entered.ok().flatten());
+                resume(traps.table, entered.unwrap_or_default());
                 Some(is_entered)
             }
         }
     }
 }
 
-/// Resumes the traps that a call keeps suspended.
-fn resume(traps: &TrapTable, open: Option<Open>) {
-    if let Some(Open::Dumping(suspended)) = open {
-        traps.resume_user(suspended);
+/// Resumes the traps that calls keep suspended.
+fn resume(traps: &TrapTable, calls: impl IntoIterator<Item = Open>) {
+    for open in calls {
+        if let Open::Dumping(suspended) = open {
+            traps.resume_user(suspended);
+        }
     }
 }
 
@@ -319,8 +321,6 @@ impl Watch for CopyWatch {
     }
 
     fn on_unwatch(&self, traps: &TrapTable) {
-        for open in self.calls.take() {
-            resume(traps, Some(open));
-        }
+        resume(traps, self.calls.take());
     }
 }

@@ -339,8 +339,8 @@ impl Watch for UprobeWatch {
         }
         path.count_suspended_in_programs(suspended.len());
         match self.calls.enter(hit, Open { suspended, written }) {
-            Ok(left) => {
-                if let Some(Open { suspended, .. }) = left {
+            Ok(ended) => {
+                for Open { suspended, .. } in ended {
                     cpu.traps().resume_user(suspended);
                 }
                 true

@@ -196,9 +196,11 @@ impl Watch for PageWatch {
         };
         let Some(pending) = pending else { return false };
         match self.calls.enter(hit, pending) {
-            Ok(left) => {
-                if let Some(Pending::File(mapping)) = left {
-                    self.handed_on(path, cpu, mapping);
+            Ok(ended) => {
+                for pending in ended {
+                    if let Pending::File(mapping) = pending {
+                        self.handed_on(path, cpu, mapping);
+                    }
                 }
                 true
             }

@@ -383,6 +383,13 @@ impl TrapTable {
         }
     }
 
+    /// Returns the number of user sites that are suspended.
+    pub fn suspended_user(&self) -> usize {
+        let entries = self.lock();
+        let is_out = |entry: &&Entry| entry.site.is_user() && entry.suspensions > 0;
+        entries.by_id.values().filter(is_out).count()
+    }
+
     /// Returns the original byte at a user site, whether its int3 is in memory or not; `None` if
     /// there is no site.
     pub fn user_original(&self, at: Gpa) -> Option<u8> {
