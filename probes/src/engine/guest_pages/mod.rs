@@ -38,6 +38,7 @@ mod iter;
 mod jobs;
 mod mappings;
 mod originals;
+mod own_copies;
 mod private;
 mod uprobes;
 mod watch;
