@@ -123,7 +123,10 @@ fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {
             "traps in programs out of the way",
             stats.suspended_in_programs,
         ),
-        ("traps in programs suspended now", stats.out_in_programs),
+        (
+            "traps in programs suspended now",
+            stats.suspended_now_in_programs,
+        ),
         ("traps in freed text", stats.freed),
         ("pages waited for", stats.waiting_pages),
         ("hidden bytes", stats.hidden),

@@ -18,6 +18,7 @@ const STACK: u64 = 16 << 10;
 /// The place of a call: its task, and the stack pointer after the return.
 type Place = (u64, u64);
 
+/// The values that are kept for the calls in progress.
 pub(crate) struct Calls<T>(Mutex<HashMap<Place, T>>);
 
 impl<T> Default for Calls<T> {

@@ -207,7 +207,6 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
 
 /// The jump labels of the kernel's image, read when they are first needed: a distribution's kernel
 /// has some 15,000.
-#[derive(Default)]
 struct Labels {
     layout: Option<JumpLabelLayout>,
     /// The first bytes of their instructions, ascending; none if they cannot be read.

@@ -124,7 +124,7 @@ pub struct EngineStats {
     /// Those of them in programs.
     pub suspended_in_programs: u64,
     /// Traps in programs that are suspended now. Their hits are missed for as long.
-    pub out_in_programs: u64,
+    pub suspended_now_in_programs: u64,
     /// Traps evicted because the guest freed their text.
     pub freed: u64,
     /// Sites in programs' text whose page is not in memory. Their traps wait for it.
@@ -294,7 +294,7 @@ impl Engine {
             without_return: load(&path.counters.without_return),
             suspended: load(&path.counters.suspended),
             suspended_in_programs: load(&path.counters.suspended_in_programs),
-            out_in_programs: self.0.machine.traps().suspended_user() as u64,
+            suspended_now_in_programs: self.0.machine.traps().suspended_user() as u64,
             freed: load(&path.counters.freed),
             waiting_pages: path.user_sites.waiting() as u64,
             hidden: load(&path.counters.hidden),
