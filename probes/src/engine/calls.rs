@@ -18,12 +18,12 @@ const STACK: u64 = 16 << 10;
 /// The place of a call: its task, and the stack pointer after the return.
 type Place = (u64, u64);
 
-/// The values that are kept for the calls in progress.
-pub(crate) struct Calls<T>(Mutex<HashMap<Place, T>>);
+/// The values that are kept for the calls in progress, until they are closed.
+pub(crate) struct Calls<T>(Mutex<Option<HashMap<Place, T>>>);
 
 impl<T> Default for Calls<T> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Mutex::new(Some(HashMap::new())))
     }
 }
 
@@ -33,13 +33,16 @@ impl<T> Calls<T> {
     /// stack, or at one that it has left since.
     ///
     /// # Errors
-    /// If too many calls are in progress: returns `pending`.
+    /// If too many calls are in progress, or these are closed: returns `pending`.
     pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<Vec<T>, T> {
         let stack = hit.registers.rsp.wrapping_add(RETURN_ADDRESS);
         let task = hit.current.task().address;
-        let mut calls = self.lock();
+        let mut kept = self.lock();
+        let Some(calls) = kept.as_mut() else {
+            return Err(pending);
+        };
         let ended = calls.extract_if(|call, _| has_ended(*call, (task, stack)));
-        let ended = ended.map(|(_, pending)| pending).collect();
+        let ended: Vec<T> = ended.map(|(_, pending)| pending).collect();
         if calls.len() >= MOST_CALLS {
             return Err(pending);
         }
@@ -49,17 +52,18 @@ impl<T> Calls<T> {
 
     /// Removes and returns the value that was kept for the return at `hit`.
     pub(crate) fn leave(&self, hit: &Hit<'_>, from_stack: Gva) -> Option<T> {
-        self.lock()
-            .remove(&(hit.current.task().address, from_stack.0))
+        let place = (hit.current.task().address, from_stack.0);
+        self.lock().as_mut()?.remove(&place)
     }
 
-    /// Removes and returns the values of all calls in progress. To be called when no return will be
-    /// reported any more.
-    pub(crate) fn take(&self) -> impl Iterator<Item = T> {
-        std::mem::take(&mut *self.lock()).into_values()
+    /// Removes and returns the values of all calls in progress, and keeps none from now on. To be
+    /// called when no return will be reported any more: a vCPU may still be at an entry.
+    pub(crate) fn close(&self) -> impl Iterator<Item = T> {
+        let calls = self.lock().take();
+        calls.into_iter().flat_map(HashMap::into_values)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, T>> {
+    fn lock(&self) -> MutexGuard<'_, Option<HashMap<Place, T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

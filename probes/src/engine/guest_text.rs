@@ -27,11 +27,10 @@
 //! counted. The guest's own probe can become a jump over several instructions. Those behind the
 //! first are then not executed at their place, so traps there are not hit until the jump is gone.
 
-use std::collections::HashMap;
 use std::iter;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use introspect::kernel::jump_label::JumpLabelLayout;
 use introspect::x86_64::PAGE;
@@ -41,6 +40,7 @@ use introspect::{Gva, PausedMemory, PhysicalMemory};
 use vmm::StoppedVcpu;
 use vmm::trap::{Choice, Suspended, TrapTable};
 
+use super::calls::Calls;
 use super::hit::{Hit, HitPath};
 use super::returns::Returning;
 use super::watch::Watch;
@@ -73,8 +73,6 @@ const JUMP_LABELS: [&[u8]; 4] = [
 /// The most probes that the guest turns into jumps at once (`MAX_OPTIMIZE_PROBES`,
 /// kernel/kprobes.c).
 const MOST_JUMPS: usize = 256;
-/// The most watched calls in progress at once. Further ones are not handled.
-const MOST_CALLS: usize = 4096;
 
 /// The part of the guest's text that one of its functions is about to read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -247,9 +245,8 @@ struct PartWatch {
     watched: Arc<[u64]>,
     /// The jump labels of the kernel's image.
     labels: Labels,
-    /// The sites suspended for calls in progress, by task and stack. `None` after the watch was
-    /// removed.
-    out: Mutex<Option<HashMap<(u64, u64), Suspended>>>,
+    /// The sites suspended for calls in progress.
+    calls: Calls<Suspended>,
 }
 
 impl PartWatch {
@@ -269,7 +266,7 @@ impl PartWatch {
             functions,
             watched,
             labels: Labels::new(view, part),
-            out: Mutex::new(Some(HashMap::new())),
+            calls: Calls::default(),
         }
     }
 
@@ -421,31 +418,19 @@ impl Watch for PartWatch {
             return false;
         }
         path.count_suspended(suspended.len());
-        // The same key as at the return, when the return address is off the stack.
-        let key = (
-            hit.current.task().address,
-            hit.registers.rsp.wrapping_add(8),
-        );
-        let mut out = self.out();
-        let Some(calls) = out.as_mut().filter(|calls| calls.len() < MOST_CALLS) else {
-            drop(out);
+        let entered = self.calls.enter(hit, suspended);
+        let is_entered = entered.is_ok();
+        for suspended in entered.unwrap_or_else(|suspended| vec![suspended]) {
             self.resume_sites(cpu.traps(), suspended, None);
-            return false;
-        };
-        let left = calls.insert(key, suspended);
-        drop(out);
-        // A call at the same place that never returned.
-        if let Some(left) = left {
-            self.resume_sites(cpu.traps(), left, None);
         }
-        true
+        is_entered
     }
 
     fn on_return(&self, _: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
-        let key = (hit.current.task().address, from_stack.0);
-        let suspended = self.out().as_mut().and_then(|calls| calls.remove(&key));
-        let Some(suspended) = suspended else { return };
+        let Some(suspended) = self.calls.leave(hit, from_stack) else {
+            return;
+        };
         let written = match self.part {
             Part::Written { .. } => self.ranges(cpu, &call.arguments).into_iter().next(),
             _ => None,
@@ -455,18 +440,13 @@ impl Watch for PartWatch {
 
     /// Resumes the sites that calls in progress keep suspended.
     fn on_unwatch(&self, traps: &TrapTable) {
-        let calls = self.out().take();
-        for suspended in calls.into_iter().flat_map(HashMap::into_values) {
+        for suspended in self.calls.close() {
             self.resume_sites(traps, suspended, None);
         }
     }
 }
 
 impl PartWatch {
-    fn out(&self) -> MutexGuard<'_, Option<HashMap<(u64, u64), Suspended>>> {
-        self.out.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn resume_sites(&self, traps: &TrapTable, suspended: Suspended, written: Option<Range<u64>>) {
         traps.resume_sites(suspended, written, self.space);
     }

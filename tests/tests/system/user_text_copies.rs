@@ -154,17 +154,25 @@ fn a_breakpoint_of_another_debugger_is_hit_by_both() {
 
 /// Checks a program's own page, and its end. In each way `moves` calls the function there once
 /// before the page is written to and once after that. Then it moves, unmaps, leaves behind or dumps
-/// the page.
+/// the page. A dump concerns the traps of that program alone.
 #[test]
 fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
     let host = host!();
     let guest = UserGuest::new(host);
     let shell = &guest.shell;
     guest.wait_until_stopped(guest.spawn("moves away"));
+    guest.spawn_sleeper(&format!("{FSLOAD} 0 1000"));
     let mut traced = guest.session();
     traced.enable("uprobe:/bin/moves:far:entry", &Filter::default());
     traced.enable("uprobe:/bin/moves:far:return", &Filter::default());
-    traced.enable("uprobe:/bin/moves:near:entry", &Filter::default());
+    let near = traced.enable("uprobe:/bin/moves:near:entry", &Filter::default());
+    let first_page = match &traced.probes[near[0] as usize].target {
+        Target::User { text, .. } => text.physical.map(|place| place.0 / PAGE),
+        other => panic!("{other:?}"),
+    };
+    let first_page = first_page.expect("it is in memory");
+    let other = format!("uprobe:{FSLOAD}:one_round:entry");
+    traced.enable(&other, &Filter::default());
     let entry = match &traced.probes[0].target {
         Target::User { text, .. } => text.offset,
         other => panic!("{other:?}"),
@@ -194,6 +202,7 @@ fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
             "printf X | dd of=/proc/{pid}/mem bs=1 seek={nothing} conv=notrunc 2> /dev/null"
         ));
         let sites = own();
+        let suspended = guest.engine.stats().suspended_in_programs;
         assert_eq!(
             (sites.len(), guest.standing(&sites)),
             (1, sites.clone()),
@@ -211,6 +220,11 @@ fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
         if way == "core" {
             guest.wait_for_process(pid, "dumped and gone", |task| task.is_none());
         }
+        let suspended = guest.engine.stats().suspended_in_programs - suspended;
+        let dumped = guest.user_sites();
+        let dumped = dumped.iter().filter(|site| site.0.0 / PAGE == first_page);
+        let expected = dumped.filter(|_| way == "core").count();
+        assert_eq!(suspended, expected as u64, "{way}");
     }
     // Also in the file's first page, which is dumped with the program's own.
     let dumped = "for place in near far; do grep -c $place:PX /tmp/core; done";

@@ -78,6 +78,7 @@ pub(crate) struct GuestPages {
     area_flags: u64,
     file_mapping: u64,
     mm_tables: u64,
+    task_mm: u64,
     copy: CopyLayout,
     /// The watches on private copies; empty if the kernel lacks one that is needed.
     copy_events: Vec<(Gva, CopyEvent)>,
@@ -104,6 +105,7 @@ impl GuestPages {
             area_flags: offset("vm_area_struct.vm_flags")?,
             file_mapping: offset("file.f_mapping")?,
             mm_tables: offset("mm_struct.pgd")?,
+            task_mm: offset("task_struct.mm")?,
             copy: CopyLayout::new(btf)?,
             copy_events: private::events(btf, &view.kernel.symbols),
             uprobe_events: uprobes::events(btf, &view.kernel.symbols),

@@ -6,11 +6,12 @@
 //! | `unmap_page_range` (`__zap_vma_range` since 7.1) | a program ends, maps something else there, or frees the pages | traps evicted |
 //! | `move_page_tables` | the pages move to another address | the same |
 //! | `try_to_unmap`, `try_to_migrate` | a page goes to swap, or moves in memory | the same |
-//! | `do_coredump` (`vfs_coredump` since 6.17) | a program's pages are written to a file | the same, for the whole program; traps in the first pages of files suspended until the call returns |
+//! | `do_coredump` (`vfs_coredump` since 6.17) | a program's pages are written to a file | the same, for the whole program; traps in the first pages of its files suspended until the call returns |
 //! | `mprotect_fixup` | a program's text becomes writable, or read-only again | traps suspended; and resumed |
 //!
 //! If a kernel lacks one of the first two or the last, private copies are not traced.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -185,8 +186,26 @@ impl CopyWatch {
         pages.tables_of(hit.memory, pages.word(hit.memory, area, pages.area_mm)?)
     }
 
+    /// Returns the files that the running program maps from their first byte on, or `None` if they
+    /// are not known.
+    fn headers(&self, hit: &Hit<'_>) -> Option<HashSet<Gva>> {
+        let pages = &self.pages;
+        let mm = pages.word(hit.memory, hit.current.task().address, pages.task_mm)?;
+        let paused = PausedMemory::new(hit.memory);
+        let areas = pages
+            .areas
+            .as_ref()?
+            .vmas(paused.view(pages.space), Gva(mm));
+        let areas = Some(areas.items).filter(|_| areas.error.is_none())?;
+        let from_start = areas.iter().filter(|area| area.file_offset == 0);
+        let files = from_start.filter_map(|area| area.file);
+        files
+            .map(|file| pages.word(hit.memory, file.0, pages.file_mapping).map(Gva))
+            .collect()
+    }
+
     /// Prepares for a dump of the running program's memory: its private pages, and the first page
-    /// of each file.
+    /// of each file that it maps.
     fn dumps(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>) -> bool {
         let root = hit.space().root;
         path.user_sites
@@ -194,9 +213,16 @@ impl CopyWatch {
         let paused = PausedMemory::new(hit.memory);
         let view = paused.view(self.pages.space);
         let layout = &self.pages.layout;
-        let suspended = traps.table.suspend_user(
-            |page| matches!(layout.owner(view, page), Ok(Some(owner)) if owner.index == 0),
-        );
+        let headers = self.headers(hit);
+        let is_dumped = |mapping| {
+            headers
+                .as_ref()
+                .is_none_or(|files| files.contains(&mapping))
+        };
+        let suspended = traps.table.suspend_user(|page| {
+            let owner = layout.owner(view, page).ok().flatten();
+            owner.is_some_and(|owner| owner.index == 0 && is_dumped(owner.mapping))
+        });
         if suspended.is_empty() {
             return false;
         }
@@ -321,6 +347,6 @@ impl Watch for CopyWatch {
     }
 
     fn on_unwatch(&self, traps: &TrapTable) {
-        resume(traps, self.calls.take());
+        resume(traps, self.calls.close());
     }
 }

@@ -365,7 +365,7 @@ impl Watch for UprobeWatch {
     }
 
     fn on_unwatch(&self, traps: &TrapTable) {
-        for open in self.calls.take() {
+        for open in self.calls.close() {
             traps.resume_user(open.suspended);
         }
     }

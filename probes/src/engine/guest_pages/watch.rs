@@ -283,7 +283,7 @@ impl Watch for PageWatch {
     }
 
     fn on_unwatch(&self, _: &TrapTable) {
-        drop(self.calls.take());
+        drop(self.calls.close());
     }
 }
 
