@@ -31,15 +31,18 @@ pub enum Program {
     SdtRust,
     /// A guest's program that loads the kernel for its crash, without libraries.
     CrashLoad,
+    /// A guest's program that has pages of a file moved in memory, without libraries.
+    Offline,
 }
 
 impl Program {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::DtClient,
         Self::OldDtClient,
         Self::SdtC,
         Self::SdtRust,
         Self::CrashLoad,
+        Self::Offline,
     ];
 
     fn name(self) -> &'static str {
@@ -49,6 +52,7 @@ impl Program {
             Self::SdtC => "icmp",
             Self::SdtRust => "icmp-rust",
             Self::CrashLoad => "crashload",
+            Self::Offline => "offline",
         }
     }
 
@@ -75,9 +79,8 @@ impl Program {
                     .arg("-o")
                     .args([path, &sdt.join("examples/icmp.c")]));
             }
-            Self::CrashLoad => run(Command::new("gcc")
-                .args(["-O2", "-Wall", "-Werror", "-static", "-o"])
-                .args([path, &data::source("tests/support/kdump/crashload.c")])),
+            Self::CrashLoad => compile_alone(path, "tests/support/kdump/crashload.c"),
+            Self::Offline => compile_alone(path, "tests/support/rich/offline.c"),
             Self::SdtRust => {
                 let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
                 run(Command::new(env!("CARGO"))
@@ -132,6 +135,13 @@ fn compile_client(path: &Path, options: &[&str]) {
         .arg("-o")
         .arg(path)
         .args(["example.c", "dtclient.c"].map(|file| sources.join(file))));
+}
+
+/// Compiles a program that needs no libraries where it runs.
+fn compile_alone(path: &Path, source: &str) {
+    run(Command::new("gcc")
+        .args(["-O2", "-Wall", "-Werror", "-static", "-o"])
+        .args([path, &data::source(source)]));
 }
 
 fn copied(from: &Path, to: &Path) {

@@ -18,6 +18,7 @@ use guest::build::initramfs::ExtraFile;
 use guest::build::programs;
 use vmm::machine::{DiskConfig, VirtioConfig};
 
+use crate::compiled::Program;
 use crate::crowd;
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
@@ -60,7 +61,7 @@ fn snapshot_folder(host: &Host) -> &'static Path {
         };
         let parts = Parts {
             kernel,
-            initramfs: shell::full_initramfs_with(vec![module]),
+            initramfs: shell::full_initramfs_with(vec![module, offline()]),
             shape: Shape {
                 virtio: VirtioConfig {
                     disks: disks(),
@@ -72,6 +73,18 @@ fn snapshot_folder(host: &Host) -> &'static Path {
         };
         parts.kept(host, TOPIC)
     })
+}
+
+/// Returns the program `offline`, which has pages of files moved: see its source.
+fn offline() -> ExtraFile {
+    let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+    let program = folder.path().join("offline");
+    Program::Offline.make(&program);
+    ExtraFile {
+        path: "bin/offline".to_owned(),
+        mode: 0o755,
+        content: fs::read(program).unwrap_or_else(|e| panic!("{e}")),
+    }
 }
 
 /// Returns the words by which the command restores a copy of the guest.

@@ -1,8 +1,10 @@
 //! Programs on a disk: their pages are written to it while they are traced, leave memory, and come
-//! back. The disk has nothing of ours, and calls are missed only while a page is on its way.
+//! back. The disk has nothing of ours, and calls are missed only while a page is on its way. Pages
+//! also move in memory, or are to be moved and stay.
 
 use std::time::{Duration, Instant};
 
+use probes::probe::Target;
 use support::rich::BRD;
 use support::shell::COMMAND_LIMIT;
 use support::user_guest::{FSLOAD, UserGuest, UserSession};
@@ -69,4 +71,35 @@ fn a_program_on_a_disk_is_traced_from_page_to_page() {
     guest.assert_clean(&sites);
     tell("umount /tmp/disk && echo 3 > /proc/sys/vm/drop_caches");
     guest.assert_clean(&before);
+}
+
+#[test]
+fn a_program_whose_pages_move_in_memory_is_traced_on() {
+    let host = host!();
+    let guest = UserGuest::of(rich::guest(host));
+    guest.shell.output(&format!("cp {FSLOAD} /tmp/y"));
+    guest.spawn_sleeper("/tmp/y 0 50");
+    let mut traced = guest.session();
+    traced.enable_fsload("/tmp/y");
+    wait_for_calls(&traced, "one_round");
+    let offset = match &traced.probes[0].target {
+        Target::User { text, .. } => text.offset,
+        other => panic!("{other:?}"),
+    };
+    // A page that something refers to stays where it is, although it was no longer mapped.
+    for (way, result) in [("", "moved"), ("held", "Device or resource busy")] {
+        let before = guest.user_sites();
+        assert_eq!(guest.standing(&before), before, "{result}");
+        let command = format!("offline /tmp/y {offset} {way}");
+        assert_eq!(guest.shell.output(&command), format!("offline: {result}"));
+        wait_for_calls(&traced, "one_round");
+        let after = guest.user_sites();
+        assert_eq!(after.is_disjoint(&before), way.is_empty(), "{result}");
+        assert_eq!(guest.engine.stats().waiting_pages, 0, "{result}");
+    }
+    let same = format!("busybox cmp {FSLOAD} /tmp/y && echo same");
+    assert_eq!(guest.shell.output(&same), "same");
+    let sites = guest.user_sites();
+    traced.finish();
+    guest.assert_clean(&sites);
 }

@@ -35,10 +35,18 @@ pub(super) fn found(
 
 /// Returns the jobs. The flag marks those that every kernel with page cache and programs does.
 fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFunction>); 15] {
-    let leaves = |function: &'static str| {
+    let page_of_file = |function: &str| {
         let folio = position(function, "folio").or_else(|| position(function, "page"));
-        let event = position(function, "mapping").zip(folio);
+        position(function, "mapping").zip(folio)
+    };
+    let leaves = |function: &'static str| {
+        let event = page_of_file(function);
         let event = event.map(|(mapping, folio)| Event::Leaves { mapping, folio });
+        (function, event)
+    };
+    let moves = |function: &'static str| {
+        let event = page_of_file(function);
+        let event = event.map(|(mapping, folio)| Event::Moves { mapping, folio });
         (function, event)
     };
     let write = |offset, length| Some(Event::Write { offset, length });
@@ -61,9 +69,9 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
         (
             false,
             vec![
-                leaves("__folio_migrate_mapping"),
-                leaves("folio_migrate_mapping"),
-                leaves("migrate_page_move_mapping"),
+                moves("__folio_migrate_mapping"),
+                moves("folio_migrate_mapping"),
+                moves("migrate_page_move_mapping"),
             ],
         ),
         // Since Linux 6.11 the bytes of a moving page are copied earlier.
@@ -72,8 +80,8 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
         (
             false,
             vec![
-                at("folio_migrate_flags", Event::WrittenBack),
-                at("migrate_page_states", Event::WrittenBack),
+                at("folio_migrate_flags", Event::Moved),
+                at("migrate_page_states", Event::Moved),
             ],
         ),
         (true, one("clear_inode", Event::FileGoes)),
@@ -187,14 +195,15 @@ mod tests {
     #[test]
     fn each_kernel_is_watched_where_it_does_the_job() {
         let leaves = |mapping, folio| Event::Leaves { mapping, folio };
+        let moves = |mapping, folio| Event::Moves { mapping, folio };
         let own_copy = |page_is_known| Event::OwnCopy { page_is_known };
         let write = |offset, length| Event::Write { offset, length };
         assert_eq!(
             of(&LINUX_5_10),
             [
                 ("unaccount_page_cache_page", leaves(0, 1)),
-                ("migrate_page_move_mapping", leaves(0, 2)),
-                ("migrate_page_states", Event::WrittenBack),
+                ("migrate_page_move_mapping", moves(0, 2)),
+                ("migrate_page_states", Event::Moved),
                 ("__access_remote_vm", Event::Peek { mm: 1 }),
                 ("wp_page_copy", own_copy(true)),
                 ("iov_iter_copy_from_user_atomic", write(2, 3)),
@@ -206,9 +215,9 @@ mod tests {
             of(&LINUX_6_12),
             [
                 ("filemap_unaccount_folio", leaves(0, 1)),
-                ("__folio_migrate_mapping", leaves(0, 2)),
+                ("__folio_migrate_mapping", moves(0, 2)),
                 ("folio_mc_copy", Event::WriteBack { folio: 1 }),
-                ("folio_migrate_flags", Event::WrittenBack),
+                ("folio_migrate_flags", Event::Moved),
                 ("__access_remote_vm", Event::Peek { mm: 0 }),
                 ("do_wp_page", own_copy(false)),
                 ("copy_page_from_iter_atomic", write(1, 2)),

@@ -7,9 +7,9 @@
 //! | Function | Event | Action |
 //! |---|---|---|
 //! | `filemap_unaccount_folio` (`unaccount_page_cache_page` up to 5.15) | a page leaves the page cache: reclaim, truncation, removal of the file | traps suspended before it; they wait |
-//! | `__folio_migrate_mapping`, or else `folio_migrate_mapping` (`migrate_page_move_mapping` up to 5.15) | a page moves | the same, before its bytes are copied |
+//! | `__folio_migrate_mapping`, or else `folio_migrate_mapping` (`migrate_page_move_mapping` up to 5.15) | a page moves | the same, before its bytes are copied; if it stays after all, its traps are resumed |
 //! | `folio_mc_copy` since 6.11 | a page that is about to move is copied | the same |
-//! | `folio_migrate_flags` (`migrate_page_states` up to 5.15) | a page has moved | waiting traps of the file's pages resumed |
+//! | `folio_migrate_flags` (`migrate_page_states` up to 5.15) | a page has moved | trap bytes that were copied with it restored; waiting traps of the file's pages resumed |
 //! | `clear_inode` | a file is gone | its traps evicted |
 //! | `filemap_map_pages`, `finish_fault` | a page is about to be mapped | waiting traps of the file's pages resumed |
 //! | `copy_page_to_iter` | read(2) and its kin copy from the page | original bytes put into the copy |
@@ -37,6 +37,7 @@
 mod iter;
 mod jobs;
 mod mappings;
+mod moves;
 mod originals;
 mod own_copies;
 mod private;

@@ -35,9 +35,10 @@ const FOLL_WRITE: u64 = 1;
 /// The event that a function is watched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A page leaves the page cache, or moves. Positions of the file and the page among the
-    /// arguments.
+    /// A page leaves the page cache. Positions of the file and the page among the arguments.
     Leaves { mapping: usize, folio: usize },
+    /// The same, since it moves. It stays where it is if the function returns an error.
+    Moves { mapping: usize, folio: usize },
     /// A file's inode is freed.
     FileGoes,
     /// Pages of a file are about to be mapped.
@@ -59,6 +60,8 @@ pub(super) enum Event {
     WriteBack { folio: usize },
     /// The pages are on the disk.
     WrittenBack,
+    /// A page has moved: the second argument's to the first's.
+    Moved,
 }
 
 /// The work that is left for a watched call's return.
@@ -88,6 +91,8 @@ pub(super) enum Pending {
     File(Gva),
     /// A file with waiting traps.
     Waiting(Gva),
+    /// A file with a page that may have moved.
+    Moving(Gva),
 }
 
 pub(super) struct PageWatch {
@@ -122,12 +127,12 @@ impl Watch for PageWatch {
         };
         let pending = match self.event {
             Event::Leaves { mapping, folio } => {
-                let argument = |number: usize| hit.arguments().get(number).copied();
-                if let (Some(mapping), Some(folio)) = (argument(mapping), argument(folio)) {
-                    self.leaves(path, hit, traps, Gva(mapping), folio);
-                }
+                self.leaves(path, hit, traps, (mapping, folio));
                 None
             }
+            Event::Moves { mapping, folio } => self
+                .leaves(path, hit, traps, (mapping, folio))
+                .map(Pending::Moving),
             Event::FileGoes => {
                 path.user_sites.file_goes(traps, Gva(first));
                 path.semaphores.file_goes(Gva(first));
@@ -142,6 +147,15 @@ impl Watch for PageWatch {
                     path.semaphores.pages_arrive(cache, mapping);
                 }
                 None
+            }
+            Event::Moved => {
+                let (to, from) = (
+                    pages.memory_of(memory, first),
+                    pages.memory_of(memory, second),
+                );
+                let places = to.zip(from);
+                let file = places.and_then(|places| self.moved(path, hit, cpu, places));
+                file.map(Pending::Waiting)
             }
             // Only if the page itself names its owner.
             Event::WrittenBack => pages.memory_of(memory, first).and_then(|page| {
@@ -278,6 +292,13 @@ impl Watch for PageWatch {
                 self.arrive(path, cpu, mapping);
                 0
             }
+            // If it has moved, its bytes are not there yet.
+            Pending::Moving(mapping) => {
+                if hit.registers.rax & 0xffff_ffff != 0 {
+                    self.arrive(path, cpu, mapping);
+                }
+                0
+            }
         };
         path.counters.hidden.fetch_add(hidden, Ordering::Relaxed);
     }
@@ -363,26 +384,6 @@ impl PageWatch {
         path.semaphores.show(cache, mapping);
     }
 
-    fn leaves(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, mapping: Gva, folio: u64) {
-        let paused = PausedMemory::new(hit.memory);
-        let view = paused.view(self.pages.space);
-        let layout = &self.pages.layout;
-        let (Ok(first), Ok(index)) = (
-            layout.memory_of(view, Gva(folio)),
-            layout.index_of(view, Gva(folio)),
-        ) else {
-            return;
-        };
-        path.user_sites.pages_leave(traps, mapping, index, first);
-        // Return addresses are known by their pages alone.
-        let owner = PageOwner { mapping, index };
-        for page in self.patched_pages(hit, traps, first, Some(owner)) {
-            for site in path.user_returns.forget(page..page + PAGE) {
-                traps.table.disarm(site);
-            }
-        }
-    }
-
     /// Suspends the traps in bytes of a page that are about to be written. This includes an
     /// instruction that reaches into them from the file's previous page, which can be anywhere in
     /// memory.
@@ -406,7 +407,7 @@ impl PageWatch {
 
     /// Returns the pages with sites of the folio that begins at `first`. `owner` is the owner of
     /// its first page, if the page must not be asked any more.
-    fn patched_pages(
+    pub(super) fn patched_pages(
         &self,
         hit: &Hit<'_>,
         traps: Traps<'_>,
@@ -450,7 +451,7 @@ fn hand_on(path: &HitPath, traps: Traps<'_>, cache: PageCache<'_>, mapping: Gva)
 
 /// Suspends the sites in memory that is about to be written, or written to a disk. They wait until
 /// it is mapped again.
-fn suspend(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
+pub(super) fn suspend(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
     let out = path.user_sites.take_out(traps, &range);
     path.count_suspended_in_programs(out);
     for site in path.user_returns.forget(range) {
