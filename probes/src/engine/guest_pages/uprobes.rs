@@ -346,7 +346,7 @@ impl Watch for UprobeWatch {
                 true
             }
             Err(open) => {
-                log::warn!("too many changes of the guest's uprobes at once: one may meet traps");
+                log::warn!("a change of the guest's uprobes cannot be followed: it may meet traps");
                 cpu.traps().resume_user(open.suspended);
                 false
             }

@@ -216,7 +216,7 @@ impl Watch for PageWatch {
                 true
             }
             Err(pending) => {
-                log::warn!("too many reads of programs' text at once: one may show traps");
+                log::warn!("a read of a program's text cannot be followed: it may show traps");
                 if let Pending::File(mapping) = pending {
                     self.handed_on(path, cpu, mapping);
                 }
