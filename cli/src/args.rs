@@ -1,6 +1,7 @@
 //! The command line: every command, option and its help. Man pages and completions are made from
 //! this.
 
+mod advice;
 // The documentation shows `demo` and `guest` too.
 #[cfg(all(test, feature = "guests"))]
 mod documentation_tests;
@@ -20,6 +21,7 @@ use crate::protocol::cost::Budget;
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
+pub use advice::advice;
 #[cfg(feature = "export")]
 pub use exports::Collector;
 pub use exports::Exports;

@@ -116,6 +116,6 @@ pub fn main() -> ExitCode {
         .init();
     match args::Cli::try_parse() {
         Ok(cli) => report::finish(commands::execute(cli.command)),
-        Err(error) => report::finish_parse(&error),
+        Err(error) => report::finish_parse(&error, args::advice(&error)),
     }
 }

@@ -245,9 +245,9 @@ pub fn finish(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// Reports the parser's message about the command line: help and version go to standard output and
-/// are no failure.
-pub fn finish_parse(error: &clap::Error) -> ExitCode {
+/// Reports the parser's message about the command line, with advice if there is any. Help and
+/// version go to standard output and are no failure.
+pub fn finish_parse(error: &clap::Error, advice: Option<&str>) -> ExitCode {
     if !error.use_stderr() {
         // Fails only without a reader.
         let _ = error.print();
@@ -261,7 +261,10 @@ pub fn finish_parse(error: &clap::Error) -> ExitCode {
             // An empty command line gets the whole help.
             let _ = write!(io::stderr(), "{text}");
         }
-        _ => say(format_args!("{message} (see --help)")),
+        _ => match advice {
+            Some(advice) => say(format_args!("{message}: {advice} (see --help)")),
+            None => say(format_args!("{message} (see --help)")),
+        },
     }
     ExitCode::from(USAGE)
 }
