@@ -35,20 +35,17 @@ pub(super) fn found(
 
 /// Returns the jobs. The flag marks those that every kernel with page cache and programs does.
 fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFunction>); 15] {
-    let page_of_file = |function: &str| {
+    let page_of_file = |function: &'static str, event: fn(usize, usize) -> Event| {
         let folio = position(function, "folio").or_else(|| position(function, "page"));
-        position(function, "mapping").zip(folio)
+        let places = position(function, "mapping").zip(folio);
+        (
+            function,
+            places.map(|(mapping, folio)| event(mapping, folio)),
+        )
     };
-    let leaves = |function: &'static str| {
-        let event = page_of_file(function);
-        let event = event.map(|(mapping, folio)| Event::Leaves { mapping, folio });
-        (function, event)
-    };
-    let moves = |function: &'static str| {
-        let event = page_of_file(function);
-        let event = event.map(|(mapping, folio)| Event::Moves { mapping, folio });
-        (function, event)
-    };
+    let leaves =
+        |function| page_of_file(function, |mapping, folio| Event::Leaves { mapping, folio });
+    let moves = |function| page_of_file(function, |mapping, folio| Event::Moves { mapping, folio });
     let write = |offset, length| Some(Event::Write { offset, length });
     let write_back = |function: &'static str, folio| {
         let folio = position(function, folio);

@@ -197,10 +197,11 @@ impl CopyWatch {
             .as_ref()?
             .vmas(paused.view(pages.space), Gva(mm));
         let areas = Some(areas.items).filter(|_| areas.error.is_none())?;
-        let from_start = areas.iter().filter(|area| area.file_offset == 0);
-        let files = from_start.filter_map(|area| area.file);
-        files
-            .map(|file| pages.word(hit.memory, file.0, pages.file_mapping).map(Gva))
+        let from_start = areas
+            .iter()
+            .filter(|area| area.file_offset == 0 && area.file.is_some());
+        from_start
+            .map(|area| pages.area_mapping(hit.memory, area.address.0))
             .collect()
     }
 
