@@ -21,6 +21,24 @@ type Place = (u64, u64);
 /// The values that are kept for the calls in progress, until they are closed.
 pub(crate) struct Calls<T>(Mutex<Option<HashMap<Place, T>>>);
 
+/// The outcome of a call's entry.
+pub(crate) struct Entered<T> {
+    /// Whether the value is kept, so that the return is to be reported.
+    pub(crate) is_kept: bool,
+    /// The values of calls whose return will not be reported.
+    pub(crate) unreturned: Vec<T>,
+}
+
+impl<T> Entered<T> {
+    fn refused(mut unreturned: Vec<T>, pending: T) -> Self {
+        unreturned.push(pending);
+        Self {
+            is_kept: false,
+            unreturned,
+        }
+    }
+}
+
 impl<T> Default for Calls<T> {
     fn default() -> Self {
         Self(Mutex::new(Some(HashMap::new())))
@@ -28,26 +46,28 @@ impl<T> Default for Calls<T> {
 }
 
 impl<T> Calls<T> {
-    /// Keeps `pending` for the return of the function that is entered at `hit`. Returns the values
-    /// of the task's earlier calls whose return was not seen: they stand at the same place of its
-    /// stack, or at one that it has left since.
+    /// Keeps `pending` for the return of the function that is entered at `hit`. The values of the
+    /// task's earlier calls whose return was not seen are no longer kept: they stand at the same
+    /// place of its stack, or at one that it has left since.
     ///
-    /// # Errors
-    /// If too many calls are in progress, or these are closed: returns `pending`.
-    pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<Vec<T>, T> {
+    /// Refuses `pending` if too many calls are in progress, or these are closed.
+    pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Entered<T> {
         let stack = hit.registers.rsp.wrapping_add(RETURN_ADDRESS);
         let task = hit.current.task().address;
         let mut kept = self.lock();
         let Some(calls) = kept.as_mut() else {
-            return Err(pending);
+            return Entered::refused(Vec::new(), pending);
         };
         let ended = calls.extract_if(|call, _| has_ended(*call, (task, stack)));
-        let ended: Vec<T> = ended.map(|(_, pending)| pending).collect();
+        let unreturned = ended.map(|(_, pending)| pending).collect();
         if calls.len() >= MOST_CALLS {
-            return Err(pending);
+            return Entered::refused(unreturned, pending);
         }
         calls.insert((task, stack), pending);
-        Ok(ended)
+        Entered {
+            is_kept: true,
+            unreturned,
+        }
     }
 
     /// Removes and returns the value that was kept for the return at `hit`.

@@ -150,7 +150,7 @@ impl Watch for FileWatch {
             return false;
         }
         drop(known);
-        self.calls.enter(hit, mapping).is_ok()
+        self.calls.enter(hit, mapping).is_kept
     }
 
     fn on_return(&self, _: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {

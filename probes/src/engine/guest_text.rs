@@ -419,11 +419,10 @@ impl Watch for PartWatch {
         }
         path.count_suspended(suspended.len());
         let entered = self.calls.enter(hit, suspended);
-        let is_entered = entered.is_ok();
-        for suspended in entered.unwrap_or_else(|suspended| vec![suspended]) {
+        for suspended in entered.unreturned {
             self.resume_sites(cpu.traps(), suspended, None);
         }
-        is_entered
+        entered.is_kept
     }
 
     fn on_return(&self, _: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {

@@ -228,16 +228,14 @@ impl CopyWatch {
             return false;
         }
         path.count_suspended_in_programs(suspended.len());
-        match self.calls.enter(hit, Open::Dumping(suspended)) {
-            Ok(ended) => {
-                resume(traps.table, ended);
-                true
-            }
-            Err(open) => {
-                resume(traps.table, [open]);
-                false
-            }
-        }
+        self.enters(hit, traps, Open::Dumping(suspended))
+    }
+
+    /// Keeps the work for a call's return. Returns whether it is kept.
+    fn enters(&self, hit: &Hit<'_>, traps: Traps<'_>, open: Open) -> bool {
+        let entered = self.calls.enter(hit, open);
+        resume(traps.table, entered.unreturned);
+        entered.is_kept
     }
 
     fn change(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>) -> Option<bool> {
@@ -292,10 +290,7 @@ impl CopyWatch {
                         .make_writable(traps, returns, space, &addresses);
                     return Some(false);
                 }
-                let entered = self.calls.enter(hit, Open::Protecting { space, addresses });
-                let is_entered = entered.is_ok();
-                resume(traps.table, entered.unwrap_or_default());
-                Some(is_entered)
+                Some(self.enters(hit, traps, Open::Protecting { space, addresses }))
             }
         }
     }

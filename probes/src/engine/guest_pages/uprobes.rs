@@ -338,19 +338,14 @@ impl Watch for UprobeWatch {
             return false;
         }
         path.count_suspended_in_programs(suspended.len());
-        match self.calls.enter(hit, Open { suspended, written }) {
-            Ok(ended) => {
-                for Open { suspended, .. } in ended {
-                    cpu.traps().resume_user(suspended);
-                }
-                true
-            }
-            Err(open) => {
-                log::warn!("a change of the guest's uprobes cannot be followed: it may meet traps");
-                cpu.traps().resume_user(open.suspended);
-                false
-            }
+        let entered = self.calls.enter(hit, Open { suspended, written });
+        for Open { suspended, .. } in entered.unreturned {
+            cpu.traps().resume_user(suspended);
         }
+        if !entered.is_kept {
+            log::warn!("a change of the guest's uprobes cannot be followed: it may meet traps");
+        }
+        entered.is_kept
     }
 
     fn on_return(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {

@@ -206,23 +206,16 @@ impl Watch for PageWatch {
             }
         };
         let Some(pending) = pending else { return false };
-        match self.calls.enter(hit, pending) {
-            Ok(ended) => {
-                for pending in ended {
-                    if let Pending::File(mapping) = pending {
-                        self.handed_on(path, cpu, mapping);
-                    }
-                }
-                true
-            }
-            Err(pending) => {
-                log::warn!("a read of a program's text cannot be followed: it may show traps");
-                if let Pending::File(mapping) = pending {
-                    self.handed_on(path, cpu, mapping);
-                }
-                false
+        let entered = self.calls.enter(hit, pending);
+        for pending in entered.unreturned {
+            if let Pending::File(mapping) = pending {
+                self.handed_on(path, cpu, mapping);
             }
         }
+        if !entered.is_kept {
+            log::warn!("a read of a program's text cannot be followed: it may show traps");
+        }
+        entered.is_kept
     }
 
     fn on_return(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
