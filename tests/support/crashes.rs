@@ -12,8 +12,9 @@ use guest::build::initramfs::ExtraFile;
 use sha2::{Digest, Sha256};
 
 use crate::host::Host;
+use crate::kept::kept;
 use crate::kernel::Kernel;
-use crate::shell::{self, Parts, Shape, kept};
+use crate::shell::{self, Parts, Shape};
 
 /// The names of the cache's entries and locks.
 const TOPIC: &str = "tests-crashes";

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use introspect::{Gpa, PhysicalMemory, PhysicalReadError};
 
 use crate::host::Host;
+use crate::kept::kept;
 use crate::kernel::Kernel;
 use crate::shell::{self, COMMAND_LIMIT, Shell};
 
@@ -86,7 +87,7 @@ pub fn snapshot_folder(host: &Host) -> PathBuf {
     let mut hash = DefaultHasher::new();
     (shell, START).hash(&mut hash);
     let name = format!("{:016x}", hash.finish());
-    shell::kept(TOPIC, &name, |folder| {
+    kept(TOPIC, &name, |folder| {
         eprintln!("starting a crowd of processes once");
         let shell = Shell::new(host);
         shell.type_lines(&START);

@@ -19,6 +19,7 @@ pub mod data;
 pub mod hits;
 pub mod host;
 pub mod insight;
+mod kept;
 pub mod kernel;
 pub mod linux;
 pub mod micro;

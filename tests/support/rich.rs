@@ -21,6 +21,7 @@ use vmm::machine::{DiskConfig, VirtioConfig};
 use crate::compiled::Program;
 use crate::crowd;
 use crate::host::{Host, cache};
+use crate::kept::kept;
 use crate::kernel::Kernel;
 use crate::shell::{self, Parts, Shape, Shell};
 
@@ -113,7 +114,7 @@ fn disk() -> PathBuf {
     let mut hash = DefaultHasher::new();
     (&program, STORED, PADDING).hash(&mut hash);
     let name = format!("{:016x}", hash.finish());
-    let folder = shell::kept("tests-disk", &name, |folder| {
+    let folder = kept("tests-disk", &name, |folder| {
         let files = folder.join("files");
         fs::create_dir_all(&files).unwrap_or_else(|e| panic!("{}: {e}", files.display()));
         let padding = folder.join("padding");

@@ -6,7 +6,6 @@
 //! boot it once.
 
 use std::collections::hash_map::DefaultHasher;
-use std::fs;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -22,6 +21,7 @@ use vmm::machine::VirtioConfig;
 use vmm::snapshot::{self, FORMAT_VERSION, NewFolder, RestoredDisks, SnapshotInfo, Stage};
 
 use crate::host::{Host, cache};
+use crate::kept::kept;
 use crate::kernel::Kernel;
 use crate::linux::{BootOptions, Linux, command_line, memory};
 use crate::serial::SerialLog;
@@ -97,31 +97,6 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
         };
         parts.kept(host, TOPIC)
     })
-}
-
-/// Returns the folder `TOPIC-NAME` in the cache. If it is missing, `make` makes it, under another
-/// name until it is whole. Older folders of the topic are removed then.
-pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
-    let cache = cache();
-    let name = format!("{topic}-{name}");
-    if let Some(folder) = cache.entry(&name) {
-        return folder;
-    }
-    let lock = cache.lock(topic, &Terminal::new());
-    let lock = lock.unwrap_or_else(|e| panic!("{e}"));
-    // Another process may have made it meanwhile.
-    if let Some(folder) = cache.entry(&name) {
-        return folder;
-    }
-    while let Some(older) = cache.newest(&format!("{topic}-")) {
-        fs::remove_dir_all(&older).unwrap_or_else(|e| panic!("{}: {e}", older.display()));
-    }
-    let scratch = cache.scratch(topic, &lock);
-    let scratch = scratch.unwrap_or_else(|e| panic!("{e}"));
-    let new = scratch.path().join(&name);
-    make(&new);
-    let folder = cache.publish(&new, &name);
-    folder.unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The parts of a guest that is booted once and kept.
