@@ -30,8 +30,9 @@ use crate::vm::Vm;
 
 /// The prefix of the cache's entries.
 const PREFIX: &str = "demo-snapshot-";
-/// The time limit of a boot, interpreted or not.
-const BOOT_PATIENCE: Duration = Duration::from_secs(180);
+/// The time limit of a boot, interpreted or not. An interpreting host whose CPUs others use too may
+/// need minutes.
+const BOOT_PATIENCE: Duration = Duration::from_secs(900);
 /// The approximate time of a boot, for the progress bar.
 const INTERPRETED_BOOT: Duration = Duration::from_secs(20);
 const NATIVE_BOOT: Duration = Duration::from_secs(3);
