@@ -89,15 +89,28 @@ impl Cache {
         Some(self.root.join(name)).filter(|path| path.is_dir())
     }
 
-    /// Returns the entry whose name starts with `prefix` and was made last.
-    pub fn newest(&self, prefix: &str) -> Option<PathBuf> {
-        let entries = fs::read_dir(&self.root).ok()?;
-        entries
+    /// Returns the entries whose names start with `prefix`, the one that was made last at the end.
+    ///
+    /// # Errors
+    /// If the directory cannot be listed.
+    pub fn entries(&self, prefix: &str) -> Result<Vec<PathBuf>, CacheError> {
+        let entries = fs::read_dir(&self.root).map_err(failed("list", &self.root))?;
+        let mut found: Vec<_> = entries
             .flatten()
             .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
             .filter(|entry| entry.path().is_dir())
-            .max_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok())
-            .map(|entry| entry.path())
+            .map(|entry| {
+                let made = entry.metadata().and_then(|data| data.modified());
+                (made.ok(), entry.path())
+            })
+            .collect();
+        found.sort();
+        Ok(found.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// Returns the entry whose name starts with `prefix` and was made last.
+    pub fn newest(&self, prefix: &str) -> Option<PathBuf> {
+        self.entries(prefix).ok()?.pop()
     }
 
     /// Locks `topic` for this process alone, and reports to `progress` if it has to wait. Released

@@ -3,7 +3,9 @@
 //! A folder's name is its topic and all that determines it. A new one replaces the topic's older
 //! ones, except those that a process uses: it may run the tests of another checkout.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -13,8 +15,8 @@ use rustix::io::Errno;
 
 use crate::host::cache;
 
-/// The folders that this process uses. Each is locked until the process ends.
-static USED: Mutex<Vec<File>> = Mutex::new(Vec::new());
+/// The folders that this process uses, with their locks. Those are held until the process ends.
+static USED: Mutex<BTreeMap<PathBuf, File>> = Mutex::new(BTreeMap::new());
 
 /// Returns the folder `TOPIC-NAME` in the cache. If it is missing, `make` makes it, under another
 /// name until it is whole.
@@ -43,35 +45,38 @@ pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf
 /// Returns a folder that is there, and keeps it from being removed until this process ends.
 fn found(cache: &Cache, name: &str) -> Option<PathBuf> {
     let folder = cache.entry(name)?;
-    let lock = File::open(&folder).ok()?;
+    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    if used.contains_key(&folder) {
+        return Some(folder);
+    }
+    let lock = match File::open(&folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        opened => opened.unwrap_or_else(|e| panic!("{}: {e}", folder.display())),
+    };
     let locked = flock(&lock, FlockOperation::LockShared);
     locked.unwrap_or_else(|e| panic!("cannot lock {}: {e}", folder.display()));
-    // It may have been removed meanwhile.
+    // Another process may have removed it before it was locked.
     let folder = cache.entry(name)?;
-    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
-    used.push(lock);
+    used.insert(folder.clone(), lock);
     Some(folder)
 }
 
 /// Removes the topic's folders that no process uses.
 fn remove_unused(cache: &Cache, topic: &str) {
-    let prefix = format!("{topic}-");
-    let entries = fs::read_dir(cache.root()).unwrap_or_else(|e| panic!("{e}"));
-    for entry in entries.flatten() {
-        let folder = entry.path();
-        if !entry.file_name().to_string_lossy().starts_with(&prefix) || !folder.is_dir() {
-            continue;
-        }
-        let lock = File::open(&folder);
-        let lock = lock.unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {
-                let removed = fs::remove_dir_all(&folder);
-                removed.unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-            }
-            Err(Errno::WOULDBLOCK) => {}
-            Err(error) => panic!("cannot lock {}: {error}", folder.display()),
-        }
+    let folders = cache.entries(&format!("{topic}-"));
+    for folder in folders.unwrap_or_else(|e| panic!("{e}")) {
+        let removed = remove(&folder);
+        removed.unwrap_or_else(|e| panic!("cannot remove {}: {e}", folder.display()));
+    }
+}
+
+/// Removes a folder unless a process uses it.
+fn remove(folder: &Path) -> io::Result<()> {
+    let lock = File::open(folder)?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(()),
+        Err(error) => Err(error.into()),
+        Ok(()) => fs::remove_dir_all(folder),
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Calls<T>(Mutex<Option<HashMap<Place, T>>>);
 pub(crate) struct Entered<T> {
     /// Whether the value is kept, so that the return is to be reported.
     pub(crate) is_kept: bool,
-    /// The values of calls whose return will not be reported.
+    /// The values of calls whose return will not be reported, a refused one's among them.
     pub(crate) unreturned: Vec<T>,
 }
 

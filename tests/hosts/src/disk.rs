@@ -75,17 +75,9 @@ pub fn root(
 
 /// Removes all but the newest images.
 fn remove_old(cache: &Cache, topic: &str) -> Result<(), CacheError> {
-    let prefix = format!("{topic}-");
-    let entries = fs::read_dir(cache.root()).map_err(failed("list", cache.root()))?;
-    let mut images: Vec<_> = entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
-        .filter(|entry| entry.path().is_dir())
-        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
-        .collect();
-    images.sort();
+    let images = cache.entries(&format!("{topic}-"))?;
     let most = images.len().saturating_sub(KEPT - 1);
-    for (_, path) in images.into_iter().take(most) {
+    for path in images.into_iter().take(most) {
         fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
     }
     Ok(())

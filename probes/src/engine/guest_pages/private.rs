@@ -228,11 +228,12 @@ impl CopyWatch {
             return false;
         }
         path.count_suspended_in_programs(suspended.len());
-        self.enters(hit, traps, Open::Dumping(suspended))
+        self.keep(hit, traps, Open::Dumping(suspended))
     }
 
-    /// Keeps the work for a call's return. Returns whether it is kept.
-    fn enters(&self, hit: &Hit<'_>, traps: Traps<'_>, open: Open) -> bool {
+    /// Keeps the work for a call's return. Resumes the traps of calls whose return will not be
+    /// reported. Returns whether the work is kept.
+    fn keep(&self, hit: &Hit<'_>, traps: Traps<'_>, open: Open) -> bool {
         let entered = self.calls.enter(hit, open);
         resume(traps.table, entered.unreturned);
         entered.is_kept
@@ -290,7 +291,7 @@ impl CopyWatch {
                         .make_writable(traps, returns, space, &addresses);
                     return Some(false);
                 }
-                Some(self.enters(hit, traps, Open::Protecting { space, addresses }))
+                Some(self.keep(hit, traps, Open::Protecting { space, addresses }))
             }
         }
     }
