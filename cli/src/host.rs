@@ -1,5 +1,6 @@
 //! This host's KVM and its host record, for all commands that run machines.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use guest::Cache;
@@ -14,6 +15,14 @@ pub struct Host {
     pub kvm: Kvm,
     /// The host record.
     pub profile: HostProfile,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host")
+            .field("profile", &self.profile)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The host's KVM cannot be used.

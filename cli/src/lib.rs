@@ -90,7 +90,7 @@ pub use expect::{Comparison, Expectation};
 pub use guest_image::GuestImageError;
 pub use guest_kernel::GuestKernelError;
 pub use history::KeepError;
-pub use host::HostError;
+pub use host::{Host, HostError};
 pub use network::NetworkError;
 pub use passt::PasstError;
 pub use protocol::cost::{Budget, Cost, Unwatched};
@@ -99,6 +99,7 @@ pub use protocol::inspection::{
     Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, ThreadStack,
 };
 pub use protocol::script::Counts as ScriptCounts;
+pub use protocol::script::{Form, MapEntry, MapKind, MapLine, MapValue, ScriptRequest};
 pub use protocol::trace::Request;
 pub use protocol::trace::{Counts, Traced};
 pub use registry::{NameError, VmName};

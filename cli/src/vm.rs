@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use introspect::Gva;
-use introspect::system::PausedSystem;
+use introspect::system::{PausedSystem, System};
 use probes::clock::Clock;
 use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
@@ -40,7 +40,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// The time that a guest may take to read a typed line.
 const TYPING_LIMIT: Duration = Duration::from_secs(60);
 /// The interval at which a typed line is offered to a full serial port.
-const TYPING_INTERVAL: Duration = Duration::from_millis(10);
+const TYPING_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The function that a kernel calls when it cannot go on.
 const PANIC: &str = "panic";
@@ -201,6 +201,16 @@ impl Vm {
         self.machine.stop();
     }
 
+    /// Returns the machine: its registers, memory, traps and counts.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Returns the command line that the kernel was booted with, words added for the host included.
+    pub fn command_line(&self) -> &str {
+        &self.command_line
+    }
+
     /// Returns the last lines that the guest has printed on its serial console.
     pub fn console_lines(&self) -> Vec<String> {
         self.console.lines()
@@ -211,7 +221,15 @@ impl Vm {
     /// # Errors
     /// If the guest ends, or does not read it within a minute.
     pub fn type_line(&self, line: &str) -> Result<(), GuestError> {
-        let deadline = Instant::now() + TYPING_LIMIT;
+        self.type_line_within(line, TYPING_LIMIT)
+    }
+
+    /// Types a line as [`Self::type_line`] does, in at most `limit`.
+    ///
+    /// # Errors
+    /// If the guest ends, or does not read it in that time.
+    pub fn type_line_within(&self, line: &str, limit: Duration) -> Result<(), GuestError> {
+        let deadline = Instant::now().checked_add(limit);
         let line = format!("{line}\n");
         let mut rest = line.as_bytes();
         loop {
@@ -223,7 +241,7 @@ impl Vm {
             if let Some(end) = self.machine.wait(Some(TYPING_INTERVAL)) {
                 return Err(GuestError::Ended(end));
             }
-            if Instant::now() > deadline {
+            if deadline.is_some_and(|at| Instant::now() > at) {
                 let why = "the guest's console takes no input";
                 return Err(RequestError::new(ErrorKind::Busy, why).into());
             }
@@ -258,6 +276,22 @@ impl Vm {
     ) -> Result<Stacks, GuestError> {
         let symfs = symfs.map(Path::to_path_buf);
         Ok(self.inspection().stack(process, symfs)?)
+    }
+
+    /// Pauses the guest and returns the result of `ask` on the structures of its kernel.
+    ///
+    /// # Errors
+    /// If the kernel cannot be recognised.
+    pub fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> Result<T, GuestError> {
+        Ok(self.inspection().look(ask)?)
+    }
+
+    /// Returns the readers of the running kernel's structures. They also read a copy of its memory.
+    ///
+    /// # Errors
+    /// If the kernel cannot be recognised.
+    pub fn system(&self) -> Result<Arc<System>, GuestError> {
+        Ok(self.inspection().system()?)
     }
 
     /// Returns SHA-256 of the kernel's text as it stands in guest memory.

@@ -3,14 +3,16 @@
 //! The caller decides on the guest; the host is measured, or its record read, when the VM starts. A
 //! VM made here is not confined, and is not in the run directory: commands do not see it.
 
-use std::io;
+use std::fmt;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use introspect::regular_file;
 use vmm::Machine;
-use vmm::boot::KernelFile;
+use vmm::boot::{EntryProtocol, KernelFile};
+use vmm::host::HostProfile;
 use vmm::machine::{
     self, DiskConfig, MachineConfig, MachineError, Overlay, SerialOutput, VirtioConfig,
 };
@@ -22,7 +24,7 @@ use crate::confinement::{Confinement, Kind};
 use crate::guest_image::{self, GuestImageError};
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::history::{KeepError, Keeper, Ring};
-use crate::host::{Host, HostError};
+use crate::host::{self, Host, HostError};
 use crate::net::Net;
 use crate::network::{Network, NetworkError};
 use crate::passt::Passt;
@@ -43,17 +45,23 @@ const DEFAULT_IMAGE_MEMORY: u64 = 1 << 30;
 const DEFAULT_COMMAND_LINE: &str = "console=ttyS0 quiet";
 
 /// A VM that has not started.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct VmBuilder {
     name: String,
     source: Option<Source>,
-    initramfs: Option<PathBuf>,
+    initramfs: Option<Initramfs>,
     command_line: Option<String>,
     memory: Option<u64>,
     cpus: u8,
+    entry: Option<EntryProtocol>,
+    profile: Option<HostProfile>,
     disks: Vec<DiskConfig>,
     overlay: bool,
+    disks_as_saved: bool,
     network: Option<Net>,
+    /// The devices that disks and network are added to.
+    virtio: Option<VirtioConfig>,
+    console: Option<Console>,
     /// The folder for moments that scripts keep.
     snapshots: Option<PathBuf>,
     history: Option<Ring>,
@@ -66,6 +74,30 @@ enum Source {
     /// The image of the first disk.
     Image,
     Snapshot(PathBuf),
+}
+
+/// An initramfs.
+enum Initramfs {
+    File(PathBuf),
+    Contents(Vec<u8>),
+}
+
+impl fmt::Debug for Initramfs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+            Self::Contents(bytes) => f.debug_tuple("Contents").field(&bytes.len()).finish(),
+        }
+    }
+}
+
+/// The destination of the guest's serial output.
+struct Console(Box<dyn Write + Send>);
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console").finish_non_exhaustive()
+    }
 }
 
 /// The files of a boot, read.
@@ -136,9 +168,14 @@ impl Default for VmBuilder {
             command_line: None,
             memory: None,
             cpus: 1,
+            entry: None,
+            profile: None,
             disks: Vec::new(),
             overlay: false,
+            disks_as_saved: false,
             network: None,
+            virtio: None,
+            console: None,
             snapshots: None,
             history: None,
             budget: None,
@@ -197,7 +234,14 @@ impl VmBuilder {
     /// Sets the initramfs of a kernel that is booted.
     #[must_use]
     pub fn initramfs(mut self, path: impl Into<PathBuf>) -> Self {
-        self.initramfs = Some(path.into());
+        self.initramfs = Some(Initramfs::File(path.into()));
+        self
+    }
+
+    /// Sets the contents of the initramfs of a kernel that is booted, instead of a file.
+    #[must_use]
+    pub fn initramfs_contents(mut self, contents: impl Into<Vec<u8>>) -> Self {
+        self.initramfs = Some(Initramfs::Contents(contents.into()));
         self
     }
 
@@ -236,6 +280,44 @@ impl VmBuilder {
         self
     }
 
+    /// Opens the disks of a snapshot where they were when it was saved, also outside its folder.
+    /// The snapshot's writer chose their files. Those of [`Self::disk`] are not used.
+    #[must_use]
+    pub fn disks_as_saved(mut self) -> Self {
+        self.disks_as_saved = true;
+        self
+    }
+
+    /// Sets the virtio devices of a boot and their bus; the builder's disks and network are added.
+    /// The default is a source of random numbers, on the bus that the kernel finds devices on.
+    #[must_use]
+    pub fn virtio(mut self, devices: VirtioConfig) -> Self {
+        self.virtio = Some(devices);
+        self
+    }
+
+    /// Sets the protocol by which a kernel is entered. By default the kernel's file decides.
+    #[must_use]
+    pub fn entry(mut self, protocol: EntryProtocol) -> Self {
+        self.entry = Some(protocol);
+        self
+    }
+
+    /// Takes this record of the host instead of the kept one.
+    #[must_use]
+    pub fn profile(mut self, profile: HostProfile) -> Self {
+        self.profile = Some(profile);
+        self
+    }
+
+    /// Writes the guest's serial output to `writer`, too. A vCPU waits until it is written. Errors
+    /// are ignored.
+    #[must_use]
+    pub fn console(mut self, writer: impl Write + Send + 'static) -> Self {
+        self.console = Some(Console(Box::new(writer)));
+        self
+    }
+
     /// Lets scripts keep moments of the machine in the folder `path`: `snapshot("NAME")`.
     #[must_use]
     pub fn snapshots(mut self, path: impl Into<PathBuf>) -> Self {
@@ -268,14 +350,16 @@ impl VmBuilder {
     ///
     /// # Errors
     /// If KVM is not usable, a file is not what it should be, or the machine cannot be made.
-    pub fn start(self) -> Result<Arc<Vm>, StartError> {
+    pub fn start(mut self) -> Result<Arc<Vm>, StartError> {
         let name: VmName = self.name.parse()?;
         let started = Instant::now();
         let console = Tail::of_console();
-        let serial = SerialOutput::write_through(console.tee(io::sink()));
-        let (mut vm, passt) = match &self.source {
+        let writer = self.console.take();
+        let writer = writer.map_or_else(|| Box::new(io::sink()) as _, |console| console.0);
+        let serial = SerialOutput::write_through(console.tee(writer));
+        let (mut vm, passt) = match self.source.clone() {
             None => return Err(StartError::NoSource),
-            Some(Source::Snapshot(folder)) => self.restored(folder, name, serial, console)?,
+            Some(Source::Snapshot(folder)) => self.restored(&folder, name, serial, console)?,
             Some(Source::Kernel(_) | Source::Image) => self.booted(name, serial, console)?,
         };
         vm.network = passt
@@ -297,7 +381,7 @@ impl VmBuilder {
 
     /// Makes a machine that boots.
     fn booted(
-        &self,
+        &mut self,
         name: VmName,
         serial: SerialOutput,
         console: Tail,
@@ -309,8 +393,16 @@ impl VmBuilder {
             command_line,
         } = self.boot_files()?;
         let network = Network::open(self.network.as_ref(), None)?;
-        let host = Host::open()?;
-        let (add_words, transport) = (kernel.is_linux(), kernel.transport());
+        let host = self.host()?;
+        let add_words = kernel.is_linux();
+        let usual_devices = || VirtioConfig {
+            rng: add_words,
+            transport: kernel.transport(),
+            ..VirtioConfig::default()
+        };
+        let mut virtio = self.virtio.clone().unwrap_or_else(usual_devices);
+        virtio.disks.splice(..0, self.with_overlays());
+        virtio.net = network.card.or(virtio.net);
         let usual = match self.source {
             Some(Source::Image) => DEFAULT_IMAGE_MEMORY,
             _ => DEFAULT_MEMORY,
@@ -325,16 +417,10 @@ impl VmBuilder {
                 initramfs: initramfs.as_deref(),
                 command_line: &command_line,
                 add_words,
-                protocol: None,
+                protocol: self.entry,
                 pit: true,
-                acpi: kernel.acpi(transport, self.cpus),
-                virtio: VirtioConfig {
-                    disks: self.with_overlays(),
-                    rng: add_words,
-                    net: network.card,
-                    transport,
-                    ..VirtioConfig::default()
-                },
+                acpi: kernel.acpi(virtio.transport, self.cpus),
+                virtio,
                 serial,
             },
         )?;
@@ -344,8 +430,12 @@ impl VmBuilder {
     }
 
     /// Reads the kernel, from its file or the image, and what belongs to it.
-    fn boot_files(&self) -> Result<BootFiles, StartError> {
-        let given = self.initramfs.as_deref().map(read_initramfs).transpose()?;
+    fn boot_files(&mut self) -> Result<BootFiles, StartError> {
+        let given = match self.initramfs.take() {
+            None => None,
+            Some(Initramfs::File(path)) => Some(read_initramfs(&path)?),
+            Some(Initramfs::Contents(contents)) => Some(contents),
+        };
         let (kernel, file, initramfs, usual) = match (&self.source, self.disks.first()) {
             (Some(Source::Kernel(path)), _) => {
                 let (kernel, file) = GuestKernel::open(path)?;
@@ -376,9 +466,12 @@ impl VmBuilder {
         console: Tail,
     ) -> Result<(Vm, Option<Passt>), StartError> {
         let network = Network::open(self.network.as_ref(), Some(folder))?;
-        let host = Host::open()?;
-        // Others than those in the folder are opened only by the caller's names.
-        let disks = RestoredDisks::Named(self.with_overlays());
+        let host = self.host()?;
+        let disks = match self.disks_as_saved {
+            true => RestoredDisks::AsSaved,
+            // Others than those in the folder are opened only by the caller's names.
+            false => RestoredDisks::Named(self.with_overlays()),
+        };
         let links = RestoredLinks {
             net: network.restored,
             ..RestoredLinks::default()
@@ -399,6 +492,17 @@ impl VmBuilder {
         (vm.command_line, vm.checks) = (restored.command_line, checks);
         vm.reference = restored.kernel;
         Ok((vm, network.passt))
+    }
+
+    /// Opens KVM with the record of the host.
+    fn host(&self) -> Result<Host, HostError> {
+        match &self.profile {
+            None => Host::open(),
+            Some(profile) => Ok(Host {
+                kvm: host::device()?,
+                profile: profile.clone(),
+            }),
+        }
     }
 
     /// Returns the disks, with the overlays that were asked for.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::trace::wait_until;
-use crate::protocol::script::Counts;
-use crate::protocol::script::ScriptRequest;
+use crate::protocol::script::{Counts, MapLine, ScriptRequest};
 use crate::scripting::{Job, Rendered};
 use crate::vm::{GuestError, Vm};
 
@@ -29,16 +28,19 @@ impl fmt::Debug for Script {
 }
 
 impl Vm {
-    /// Compiles a script and enables its probes.
+    /// Compiles a script and enables its probes. `request` is its text, or a [`ScriptRequest`] with
+    /// arguments and a filter of hits.
     ///
     /// # Errors
     /// If the guest has not booted far enough; or with the script's errors and their places, as
     /// `exotrace trace -e` shows them. No probe is enabled then.
-    pub fn script(self: &Arc<Self>, text: &str) -> Result<Script, GuestError> {
+    pub fn script(
+        self: &Arc<Self>,
+        request: impl Into<ScriptRequest>,
+    ) -> Result<Script, GuestError> {
         let view = self.kernel_view()?;
         let engine = self.engine(&view);
-        let request = ScriptRequest::of(text.to_owned(), NAME);
-        let (job, begun) = Job::start(self, &engine, &view, &request)?;
+        let (job, begun) = Job::start(self, &engine, &view, &request.into())?;
         Ok(Script {
             vm: self.clone(),
             job,
@@ -47,7 +49,33 @@ impl Vm {
     }
 }
 
+impl From<&str> for ScriptRequest {
+    fn from(text: &str) -> Self {
+        Self::of(text.to_owned(), NAME)
+    }
+}
+
 impl Script {
+    /// Returns the names of the enabled probes.
+    pub fn probes(&self) -> Vec<String> {
+        self.job.probes()
+    }
+
+    /// Returns the probes of patterns that cannot be enabled, with the reasons.
+    pub fn skipped(&self) -> &[String] {
+        self.job.skipped()
+    }
+
+    /// Returns the patterns that wait for a file to be mapped, or a module to be loaded.
+    pub fn waiting(&self) -> Vec<String> {
+        self.job.waiting().map(str::to_owned).collect()
+    }
+
+    /// Returns the contents of all maps that have numbers.
+    pub fn maps(&mut self) -> Vec<MapLine> {
+        self.job.maps()
+    }
+
     /// Returns whether the script has called `exit()`.
     pub fn has_exited(&self) -> bool {
         self.job.has_exited()
@@ -64,6 +92,12 @@ impl Script {
         output
     }
 
+    /// Waits for output, `exit()`, the guest's end, or a file or module that a probe waits for, but
+    /// for at most `timeout`.
+    pub fn wait(&self, timeout: Duration) {
+        let _ = self.job.waiter().wait_at_most(timeout, None);
+    }
+
     /// Lets the script run until it exits, the guest ends, or `limit` has passed. Returns all
     /// output, that of `END` and the maps included, and the script's counts.
     pub fn run(mut self, limit: Duration) -> (Rendered, Counts) {
@@ -74,14 +108,28 @@ impl Script {
             self.job.take_up();
             output.append(self.job.step());
         }
-        let (last, counts) = self.job.finish();
+        let (last, counts) = self.finish();
+        output.append(last);
+        (output, counts)
+    }
+
+    /// Disables the probes. Returns the output since the last call, that of `END` and the maps
+    /// included, and the script's counts.
+    pub fn finish(self) -> (Rendered, Counts) {
+        let Self {
+            job,
+            begun: mut output,
+            ..
+        } = self;
+        let (last, counts) = job.finish();
         output.append(last);
         (output, counts)
     }
 }
 
 impl Rendered {
-    fn append(&mut self, mut other: Self) {
+    /// Adds later output.
+    pub fn append(&mut self, mut other: Self) {
         self.out.append(&mut other.out);
         self.err.append(&mut other.err);
     }

@@ -324,6 +324,14 @@ impl<'v> Inspection<'v> {
         Ok(self.pause()?.look(ask))
     }
 
+    /// Returns the readers of the kernel's structures.
+    ///
+    /// # Errors
+    /// If it cannot be recognised.
+    pub fn system(&self) -> Result<Arc<System>, RequestError> {
+        Ok(self.pause()?.system)
+    }
+
     /// Pauses the guest.
     fn pause(&self) -> Result<Standing<'v>, RequestError> {
         let since = Instant::now();

@@ -108,6 +108,12 @@ impl Device {
             state: Mutex::default(),
         }))
     }
+
+    /// Returns the clock of the records' times.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.0.clock
+    }
 }
 
 impl ControlPort for Device {
