@@ -15,13 +15,11 @@ use std::time::{Duration, Instant};
 use ::guest::build::{debian, initramfs, kernel};
 use ::guest::{Cache, Progress, Terminal};
 use vmm::boot::KernelFile;
-use vmm::machine::MachineConfig;
-use vmm::snapshot::{self, FORMAT_VERSION, PageMap, RestoredDisks};
+use vmm::machine::VirtioConfig;
+use vmm::snapshot::{FORMAT_VERSION, KernelReference};
 
 use super::serial::Serial;
-use crate::confinement::Confinement;
-use crate::embed::check_in_use;
-use crate::guest_kernel::GuestKernel;
+use crate::embed::StartError;
 use crate::host::Host;
 use crate::registry::VmName;
 use crate::report::{Failure, say};
@@ -41,8 +39,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The files of the guest.
 pub struct Files {
-    kernel: GuestKernel,
-    kernel_file: KernelFile,
+    kernel: KernelReference,
     initramfs: Vec<u8>,
     memory: u64,
     cache: Cache,
@@ -103,10 +100,9 @@ pub fn files(host: &Host, progress: &Terminal) -> Result<Files, Failure> {
         ),
     };
     let initramfs = initramfs::tiny(&cache, &[], progress)?;
-    let (kernel, kernel_file) = GuestKernel::open(&path)?;
+    let kernel = KernelReference::new(&path, KernelFile::open(&path)?.elf());
     Ok(Files {
         kernel,
-        kernel_file,
         initramfs,
         memory,
         cache,
@@ -124,14 +120,9 @@ impl Files {
             kernel::cmdline(),
         )
             .hash(&mut hash);
-        (
-            self.kernel.reference.size,
-            self.kernel.reference.hash,
-            &self.initramfs,
-        )
-            .hash(&mut hash);
+        (self.kernel.size, self.kernel.hash, &self.initramfs).hash(&mut hash);
         // Symbols are looked for at the path in the snapshot.
-        self.kernel.reference.path.hash(&mut hash);
+        self.kernel.path.hash(&mut hash);
         self.cache
             .root()
             .join(format!("{PREFIX}{:016x}", hash.finish()))
@@ -160,61 +151,33 @@ pub fn start(
         false => Some(files.cache.lock("demo-snapshot", progress)?),
     };
     let serial = Serial::default();
+    let builder = || {
+        let builder = Vm::builder().name(name.to_string());
+        let builder = builder.profile(host.profile.clone());
+        builder.console(serial.clone())
+    };
     let started = Instant::now();
-    let restored = match folder.is_dir() {
-        false => None,
-        true => match snapshot::restore(
-            &host.kvm,
-            &host.profile,
-            &folder,
-            &RestoredDisks::Named(Vec::new()),
-            serial.output(),
-        ) {
-            Ok(restored) => Some(restored),
-            Err(error) => {
-                say(format_args!("{error}; booting the guest anew"));
-                remove(&folder);
-                None
-            }
-        },
+    let restored = folder.is_dir().then(|| builder().restore(&folder).start());
+    let restored = match restored.transpose() {
+        Err(StartError::Snapshot(error)) => {
+            say(format_args!("{error}; booting the guest anew"));
+            remove(&folder);
+            None
+        }
+        restored => restored?,
     };
     let is_new = restored.is_none();
-    let (machine, command_line, checks) = match restored {
-        Some(restored) => {
-            let checks = check_in_use(
-                restored.memory,
-                &restored.machine,
-                PageMap::open(),
-                &Confinement::none(),
-            );
-            (restored.machine, restored.command_line, checks)
-        }
+    let vm = match restored {
+        Some(vm) => vm,
         None => {
-            let booted = vmm::machine::boot(
-                &host.kvm,
-                &host.profile,
-                MachineConfig {
-                    memory: files.memory,
-                    cpus: 1,
-                    kernel: &files.kernel_file,
-                    initramfs: Some(&files.initramfs),
-                    command_line: &kernel::cmdline(),
-                    add_words: true,
-                    protocol: None,
-                    pit: true,
-                    acpi: None,
-                    virtio: Default::default(),
-                    serial: serial.output(),
-                },
-            )?;
-            (booted.machine, booted.command_line, None)
+            let builder = builder().kernel(files.kernel.path);
+            let builder = builder.initramfs_contents(files.initramfs);
+            let builder = builder.command_line(kernel::cmdline());
+            // It has no devices that the demo would use.
+            let builder = builder.virtio(VirtioConfig::default());
+            builder.memory(files.memory).start()?
         }
     };
-    let mut vm = Vm::new(host, name, machine, Some(files.kernel), serial.tail());
-    vm.command_line = command_line;
-    (vm.started, vm.checks) = (started, checks);
-    vm.machine.start();
-    let vm = Arc::new(vm);
     vm.stop_on(signals);
     let origin = match is_new {
         false => Origin::Restored(started.elapsed()),
@@ -269,8 +232,7 @@ fn keep(vm: &Vm, cache: &Cache, folder: &Path) -> Result<(), Failure> {
             break;
         }
     }
-    let info = vm.snapshot_info();
-    vmm::snapshot::save(&vm.host.kvm, &vm.machine, &info, folder)?;
+    vm.snapshot(folder)?;
     Ok(())
 }
 

@@ -3,10 +3,6 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vmm::machine::SerialOutput;
-
-use crate::tail::Tail;
-
 /// The number of output bytes kept; the guest prints a few lines.
 const MOST: usize = 1 << 20;
 /// The line that the guest's init prints before it starts the shell.
@@ -14,27 +10,11 @@ const READY: &str = "exotrace: ready";
 /// The shell's prompt.
 const PROMPT: &str = "$ ";
 
-/// The guest's output: its first megabyte, and its end.
-#[derive(Clone)]
-pub struct Serial(Arc<Mutex<Vec<u8>>>, Tail);
-
-impl Default for Serial {
-    fn default() -> Self {
-        Self(Arc::default(), Tail::of_console())
-    }
-}
+/// The guest's output: its first megabyte. Clones share it.
+#[derive(Clone, Default)]
+pub struct Serial(Arc<Mutex<Vec<u8>>>);
 
 impl Serial {
-    /// Returns the end of the output.
-    pub fn tail(&self) -> Tail {
-        self.1.clone()
-    }
-
-    /// Returns the writer for the machine.
-    pub fn output(&self) -> SerialOutput {
-        SerialOutput::write_through(self.1.tee(Sink(self.0.clone())))
-    }
-
     /// Checks whether the shell waits for its first line.
     pub fn shell_waits(&self) -> bool {
         let text = self.text();
@@ -55,9 +35,7 @@ impl Serial {
     }
 }
 
-struct Sink(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Sink {
+impl Write for Serial {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let room = MOST.saturating_sub(kept.len());
@@ -77,8 +55,7 @@ mod tests {
 
     #[test]
     fn the_shell_waits_once_its_prompt_stands_alone() {
-        let serial = Serial::default();
-        let mut sink = Sink(serial.0.clone());
+        let mut serial = Serial::default();
         for (printed, waits) in [
             ("booting $ ", false),
             ("\r\nexotrace: ready\r\n", false),
@@ -86,11 +63,11 @@ mod tests {
             ("fsload\r\n", false),
             ("$ ", true),
         ] {
-            sink.write_all(printed.as_bytes()).unwrap();
+            serial.write_all(printed.as_bytes()).unwrap();
             assert_eq!(serial.shell_waits(), waits, "after {printed:?}");
         }
         assert_eq!(serial.last_line(), "$");
-        sink.write_all(&vec![b'x'; 2 * MOST]).unwrap();
+        serial.write_all(&vec![b'x'; 2 * MOST]).unwrap();
         assert_eq!(serial.0.lock().unwrap().len(), MOST);
     }
 }
