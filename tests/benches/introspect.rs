@@ -22,11 +22,9 @@ use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::SavedRegisters;
 use introspect::stack::user::DEFAULT_FRAMES;
 use introspect::system::{PausedSystem, System};
-use support::insight;
 use support::second_opinion::DEBIAN_VERSIONS;
 use support::shell::COMMAND_LIMIT;
-use support::{Host, Shell};
-use vmm::Machine;
+use support::{Host, Linux, Shell};
 use vmm::boot::KernelFile;
 
 /// The number of runs of which each figure is the median.
@@ -152,8 +150,8 @@ fn image(version: &str) -> Result<(), Failure> {
 }
 
 /// A guest that can be read.
-struct Guest<'m> {
-    machine: &'m Machine,
+struct Guest<'l> {
+    linux: &'l Linux,
     system: System,
 }
 
@@ -166,9 +164,9 @@ impl Guest<'_> {
     ) -> Result<(Duration, T), Failure> {
         std::thread::sleep(PAUSE);
         let since = Instant::now();
-        let paused = self.machine.pause();
-        let cpus = insight::cpus(self.machine, &paused);
-        let memory = PausedMemory::new(self.machine.ram());
+        let paused = self.linux.machine().pause();
+        let cpus = self.linux.cpus(&paused);
+        let memory = PausedMemory::new(self.linux.machine().ram());
         let seen = ask(self.system.look(&memory, &cpus))?;
         drop(paused);
         Ok((since.elapsed(), seen))
@@ -265,7 +263,7 @@ fn running(host: &Host) -> Result<(), Failure> {
         return Err(format!("{start}: {started:?}").into());
     }
     let view = shell.linux.view();
-    let machine = &shell.linux.machine;
+    let machine = shell.linux.machine();
     let (first, system) = {
         let since = Instant::now();
         let paused = machine.pause();
@@ -274,7 +272,10 @@ fn running(host: &Host) -> Result<(), Failure> {
         drop(paused);
         (since.elapsed(), system)
     };
-    let guest = Guest { machine, system };
+    let guest = Guest {
+        linux: &shell.linux,
+        system,
+    };
     let (_, count) = guest.look(|look| processes(&look))?;
     let part = Part::new(
         &format!("{count} processes listed: how long the guest is paused"),

@@ -147,7 +147,7 @@ fn cold_boot(
     loop {
         let ready = |text: &str| text.contains(READY).then_some(());
         let found = linux.serial.wait(0, LOOK_INTERVAL, ready);
-        if first_call.is_none() && linux.machine.stats().syscalls_repaired > 0 {
+        if first_call.is_none() && linux.machine().stats().syscalls_repaired > 0 {
             first_call = Some(start.elapsed());
         }
         if found.is_some() {

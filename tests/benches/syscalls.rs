@@ -61,7 +61,7 @@ fn turn(host: &'static Host, is_first: bool) -> Fallible<Vec<f64>> {
     // Return addresses get their traps at the first hit.
     time(&guest, "", BYTES);
     times.push(time(&guest, "", BYTES));
-    guest.shell.linux.machine.handle().set_sink(None);
+    guest.shell.linux.machine().handle().set_sink(None);
     times.push(time(&guest, "", BYTES));
     check(&running.finish())?;
     for (_, before) in STRACES.into_iter().filter(|_| is_first) {

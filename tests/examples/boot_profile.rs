@@ -12,9 +12,9 @@ use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use exotrace::Vm;
 use introspect::kernel::image::KernelImage;
 use vmm::boot::KernelFile;
-use vmm::machine::{MachineConfig, boot};
 
 const SAMPLES_PER_SECOND: u32 = 40;
 const SHOWN: usize = 40;
@@ -24,59 +24,41 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [kernel, initramfs, seconds, rest @ ..] = arguments.as_slice() else {
         return Err("usage: boot_profile KERNEL INITRAMFS SECONDS [COMMAND LINE WORDS]".into());
     };
-    let Some(host) = support::host() else {
+    if support::host().is_none() {
         return Ok(());
-    };
-    let kernel = KernelFile::open(Path::new(kernel))?;
-    let symbols = KernelImage::parse(kernel.shared_elf())?.symbols()?;
-    let initramfs = std::fs::read(initramfs)?;
+    }
+    let symbols =
+        KernelImage::parse(KernelFile::open(Path::new(kernel))?.shared_elf())?.symbols()?;
     let command_line = format!("console=ttyS0 {}", rest.join(" "));
     let memory = std::env::var("MEMORY_MIB")
         .ok()
         .and_then(|m| m.parse().ok())
         .unwrap_or(128);
-    let mut booted = boot(
-        &host.kvm,
-        &host.profile,
-        MachineConfig {
-            memory: memory << 20,
-            cpus: 1,
-            kernel: &kernel,
-            initramfs: Some(&initramfs),
-            command_line: &command_line,
-            add_words: true,
-            protocol: None,
-            pit: true,
-            acpi: None,
-            virtio: Default::default(),
-            serial: vmm::machine::SerialOutput::write_through(std::io::stdout()),
-        },
-    )?;
-    eprintln!("command line: {}", booted.command_line);
+    let builder = Vm::builder().kernel(kernel).initramfs(initramfs);
+    let builder = builder.command_line(command_line).memory(memory << 20);
     let limit = Duration::from_secs(seconds.parse()?);
     let start = Instant::now();
     let mut counts: HashMap<&str, u64> = HashMap::new();
     let mut total = 0u64;
     let mut user = 0u64;
     let mut first_user = None;
-    booted.machine.start();
+    let vm = builder.console(std::io::stdout()).start()?;
+    let machine = vm.machine();
+    eprintln!("command line: {}", vm.command_line());
     let end = loop {
-        if let Some(end) = booted
-            .machine
-            .wait(Some(Duration::from_secs(1) / SAMPLES_PER_SECOND))
-        {
+        if let Some(end) = machine.wait(Some(Duration::from_secs(1) / SAMPLES_PER_SECOND)) {
             break Some(end);
         }
         if start.elapsed() > limit {
             break None;
         }
-        let paused = booted.machine.pause();
-        let Some(registers) = booted.machine.registers(&paused, 0) else {
+        let paused = machine.pause();
+        let Some(registers) = machine.registers(&paused, 0) else {
             continue;
         };
         drop(paused);
         total += 1;
-        if booted.machine.stats().syscalls_repaired > 0 && first_user.is_none() {
+        if machine.stats().syscalls_repaired > 0 && first_user.is_none() {
             first_user = Some(start.elapsed());
         }
         if registers.in_user_mode() {
@@ -101,6 +83,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             100.0 * count as f64 / total as f64
         );
     }
-    println!("{:#?}", booted.machine.stats());
+    println!("{:#?}", machine.stats());
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use introspect::core_file::write_core;
 use introspect::{Gpa, PhysicalMemory};
-use support::{crowd, insight};
+use support::crowd;
 
 const PAGE: usize = 4096;
 
@@ -29,9 +29,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         fs::create_dir_all(path.parent().unwrap_or(Path::new(folder)))?;
         fs::write(path, text)?;
     }
-    let machine = &shell.linux.machine;
+    let machine = shell.linux.machine();
     let paused = machine.pause();
-    let cpus = insight::cpus(machine, &paused);
+    let cpus = shell.linux.cpus(&paused);
     let mut pages = Vec::new();
     for range in machine.ram().ram() {
         for gpa in range.step_by(PAGE) {

@@ -13,8 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::host::Host;
 use crate::kept::kept;
-use crate::kernel::Kernel;
-use crate::shell::{self, Parts, Shape};
+use crate::shell::{self, Parts};
 
 /// The names of the cache's entries and locks.
 const TOPIC: &str = "tests-crashes";
@@ -74,15 +73,7 @@ const LIBRARY_FOLDER: &str = "lib/x86_64-linux-gnu";
 pub fn snapshot_folder(host: &Host) -> &'static Path {
     // The guest's parts do not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let parts = Parts {
-            kernel: Kernel::small(),
-            shape: Shape::default(),
-            initramfs: shell::full_initramfs_with(files()),
-            lines: &[],
-        };
-        parts.kept(host, TOPIC)
-    })
+    FOLDER.get_or_init(|| Parts::small(shell::full_initramfs_with(files())).kept(host, TOPIC))
 }
 
 /// Returns the folder of the programs.

@@ -91,7 +91,7 @@ pub fn snapshot_folder(host: &Host) -> PathBuf {
         eprintln!("starting a crowd of processes once");
         let shell = Shell::new(host);
         shell.type_lines(&START);
-        shell.save(host, folder);
+        shell.save(folder);
     })
 }
 

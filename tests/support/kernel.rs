@@ -17,8 +17,6 @@ use crate::host::cache;
 pub struct Kernel {
     /// The path of the kernel.
     pub path: PathBuf,
-    /// The file, to boot the kernel.
-    pub file: KernelFile,
     /// The image, to find symbols in it.
     pub image: KernelImage,
     /// The reference, to name the kernel in a snapshot.
@@ -117,7 +115,6 @@ impl Kernel {
         let reference = KernelReference::new(&path, file.elf());
         Self {
             path,
-            file,
             image,
             reference,
         }

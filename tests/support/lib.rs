@@ -18,7 +18,6 @@ pub mod crowd;
 pub mod data;
 pub mod hits;
 pub mod host;
-pub mod insight;
 mod kept;
 pub mod kernel;
 pub mod linux;

@@ -1,13 +1,17 @@
 //! A Linux machine and its output.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use introspect::kernel::running::RunningKernel;
+use exotrace::Vm;
+use introspect::system::{PausedSystem, System};
+use introspect::x86_64::CpuState;
 use introspect::{Gpa, PhysicalMemory};
-use probes::kernel_view::{KernelView, kernel_space, running_symbols};
+use probes::engine::Engine;
+use probes::kernel_view::KernelView;
 use probes::text_hash::TextHash;
-use vmm::boot::{AcpiConfig, EntryProtocol};
-use vmm::machine::{Machine, MachineConfig, RunEnd, Transport, VirtioConfig, boot};
+use vmm::boot::EntryProtocol;
+use vmm::machine::{Machine, Paused, RunEnd, VirtioConfig};
 
 use crate::host::Host;
 use crate::kernel::Kernel;
@@ -37,12 +41,10 @@ pub(crate) fn command_line() -> String {
 pub struct Linux {
     /// The kernel.
     pub kernel: &'static Kernel,
-    /// The machine.
-    pub machine: Machine,
+    /// The machine, and what the library knows of its guest.
+    pub vm: Arc<Vm>,
     /// The guest's output so far.
     pub serial: SerialLog,
-    /// The kernel's command line.
-    pub command_line: String,
 }
 
 /// The parameters of a boot.
@@ -68,31 +70,30 @@ impl Linux {
     /// If the machine cannot be made.
     pub fn boot(host: &Host, options: &BootOptions<'_>) -> Self {
         let serial = SerialLog::default();
-        let config = MachineConfig {
-            memory: memory(),
-            cpus: options.cpus,
-            kernel: &options.kernel.file,
-            initramfs: options.initramfs,
-            command_line: options.command_line,
-            add_words: true,
-            protocol: options.protocol,
-            pit: true,
-            acpi: match options.virtio.transport {
-                Transport::Mmio => None,
-                Transport::Pci => Some(AcpiConfig::new(options.cpus)),
-            },
-            virtio: options.virtio.clone(),
-            serial: serial.output(),
-        };
-        let booted = boot(&host.kvm, &host.profile, config).unwrap_or_else(|e| panic!("{e}"));
-        let mut linux = Self {
+        let mut builder = Vm::builder()
+            .profile(host.profile.clone())
+            .kernel(&options.kernel.path)
+            .command_line(options.command_line)
+            .memory(memory())
+            .cpus(options.cpus)
+            .virtio(options.virtio.clone())
+            .console(serial.clone());
+        if let Some(protocol) = options.protocol {
+            builder = builder.entry(protocol);
+        }
+        if let Some(initramfs) = options.initramfs {
+            builder = builder.initramfs_contents(initramfs);
+        }
+        Self {
             kernel: options.kernel,
-            machine: booted.machine,
+            vm: builder.start().unwrap_or_else(|e| panic!("{e}")),
             serial,
-            command_line: booted.command_line,
-        };
-        linux.machine.start();
-        linux
+        }
+    }
+
+    /// Returns the machine.
+    pub fn machine(&self) -> &Machine {
+        self.vm.machine()
     }
 
     /// Waits until `done` finds a match in the output from position `from` on.
@@ -111,7 +112,7 @@ impl Linux {
             if let Some(found) = self.serial.wait(from, LOOK_INTERVAL, &mut done) {
                 return found;
             }
-            let end = self.machine.wait(Some(Duration::ZERO));
+            let end = self.machine().wait(Some(Duration::ZERO));
             assert!(
                 end.is_none(),
                 "ended before {what}: {end:?}\n{}",
@@ -140,30 +141,50 @@ impl Linux {
     /// # Panics
     /// If the run does not end within `limit`.
     pub fn end(&self, limit: Duration) -> RunEnd {
-        let end = self.machine.wait(Some(limit));
+        let end = self.machine().wait(Some(limit));
         end.unwrap_or_else(|| panic!("still running after {limit:?}\n{}", self.situation()))
+    }
+
+    /// Returns the CPUs of the paused machine.
+    pub fn cpus(&self, paused: &Paused) -> Vec<CpuState> {
+        let machine = self.machine();
+        (0..machine.vcpus())
+            .filter_map(|vcpu| machine.cpu_state(paused, vcpu))
+            .collect()
     }
 
     /// Returns the view of the running kernel.
     ///
     /// # Panics
     /// If the kernel cannot be found, or its tasks cannot be read.
-    pub fn view(&self) -> KernelView {
-        let paused = self.machine.pause();
-        let image = &self.kernel.image;
-        let linked = image.symbols().unwrap_or_else(|e| panic!("{e}"));
-        let symbols = running_symbols(&linked, &self.machine, &paused);
-        let symbols = symbols.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
-        let types = image.btf().map_err(|error| error.to_string());
-        let space = kernel_space(&symbols, &self.machine, &paused);
-        let space = space.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
-        let view = KernelView::new(
-            RunningKernel::new(symbols, types, space),
-            &self.machine,
-            &paused,
-        );
-        assert!(view.tasks.is_ok(), "{:?}", view.tasks.err());
+    pub fn view(&self) -> Arc<KernelView> {
+        let view = self.vm.kernel_view();
+        let view = view.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
+        assert!(view.tasks.is_ok(), "{:?}", view.tasks.as_ref().err());
         view
+    }
+
+    /// Returns the machine's probe engine. `view` is of its running kernel.
+    pub fn engine(&self, view: &Arc<KernelView>) -> Engine {
+        self.vm.engine(view)
+    }
+
+    /// Reads the kernel's structures while the machine is paused.
+    ///
+    /// # Panics
+    /// If the kernel cannot be found.
+    pub fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
+        let seen = self.vm.look(ask);
+        seen.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()))
+    }
+
+    /// Returns the readers of the kernel's structures.
+    ///
+    /// # Panics
+    /// If the kernel cannot be found.
+    pub fn system(&self) -> Arc<System> {
+        let system = self.vm.system();
+        system.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()))
     }
 
     /// Returns the hash of the kernel's text as it is in memory now.
@@ -171,8 +192,8 @@ impl Linux {
     /// # Panics
     /// If the text cannot be read.
     pub fn text_hash(&self, view: &KernelView) -> TextHash {
-        let paused = self.machine.pause();
-        let hash = view.text_hash(&self.machine, &paused);
+        let paused = self.machine().pause();
+        let hash = view.text_hash(self.machine(), &paused);
         hash.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()))
     }
 
@@ -182,8 +203,8 @@ impl Linux {
     /// If there is no memory.
     pub fn byte(&self, address: Gpa) -> u8 {
         let mut byte = [0];
-        let _paused = self.machine.pause();
-        let read = self.machine.ram().read_physical(address, &mut byte);
+        let _paused = self.machine().pause();
+        let read = self.machine().ram().read_physical(address, &mut byte);
         read.unwrap_or_else(|e| panic!("{e}"));
         byte[0]
     }
@@ -191,8 +212,8 @@ impl Linux {
     /// Returns the position of each vCPU, for messages.
     pub fn places(&self) -> Vec<String> {
         let symbols = self.kernel.image.symbols();
-        let paused = self.machine.pause();
-        let place = |vcpu| match self.machine.registers(&paused, vcpu) {
+        let paused = self.machine().pause();
+        let place = |vcpu| match self.machine().registers(&paused, vcpu) {
             None => "gone".to_owned(),
             Some(registers) => {
                 let rip = registers.regs.rip;
@@ -203,7 +224,7 @@ impl Linux {
                 format!("{rip:#x}{name}")
             }
         };
-        (0..self.machine.vcpus()).map(place).collect()
+        (0..self.machine().vcpus()).map(place).collect()
     }
 
     /// Returns output, counts and positions, for messages.
@@ -212,7 +233,7 @@ impl Linux {
             "printed: {}\nvCPUs at {:?}\n{:?}",
             self.serial.since(0),
             self.places(),
-            self.machine.stats()
+            self.machine().stats()
         )
     }
 }

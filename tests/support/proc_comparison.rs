@@ -14,7 +14,6 @@ use introspect::system::PausedSystem;
 use introspect::x86_64::CpuState;
 
 use crate::crowd::{self, Asked, Copy, ProcTexts};
-use crate::insight;
 use crate::shell::Shell;
 
 /// The differences found, and the number of comparisons.
@@ -76,10 +75,10 @@ impl Told {
     pub fn ask(shell: &Shell, asked: Asked) -> (Self, Moment) {
         let before = crowd::switches(shell);
         let texts = crowd::proc_texts(shell, asked);
-        let machine = &shell.linux.machine;
+        let machine = shell.linux.machine();
         let paused = machine.pause();
         let moment = Moment {
-            cpus: insight::cpus(machine, &paused),
+            cpus: shell.linux.cpus(&paused),
             memory: crowd::copy_of(machine.ram()),
         };
         drop(paused);

@@ -18,9 +18,7 @@ use trace_devices::ptrace::record::{EventType, RECORD_BYTES, Record, TRAP_FAULT}
 use vmm::machine::Paused;
 
 use crate::host::Host;
-use crate::insight::Insight;
 use crate::shell::{COMMAND_LIMIT, Shell};
-use crate::tracing;
 
 /// The silence after which no more records are expected. The device polls every 5 ms, or later on a
 /// busy host.
@@ -58,18 +56,16 @@ impl Traced {
     /// # Panics
     /// If its kernel cannot be understood.
     pub fn new(shell: Shell) -> Self {
-        let view = Arc::new(shell.linux.view());
-        let engine = tracing::engine(&shell.linux, &view);
-        let insight = Insight::new(&shell.linux);
-        let unwinder = insight.look(&shell.linux.machine, |look| look.kernel_unwinder(&[]));
-        engine.set_unwinder(unwinder.unwrap_or_else(|e| panic!("{e}")));
-        let clock = Clock::now(engine.tsc_hz());
+        let view = shell.linux.view();
+        let engine = shell.linux.engine(&view);
+        let device = shell.linux.vm.ptrace_device();
+        let device = device.unwrap_or_else(|e| panic!("{e}"));
         Self {
-            device: Device::new(engine.clone(), clock),
+            clock: device.clock(),
+            device,
             shell,
             view,
             engine,
-            clock,
         }
     }
 
@@ -142,7 +138,7 @@ impl Traced {
     /// # Panics
     /// If the kernel keeps them otherwise.
     pub fn counters(&self, pid: u32) -> Counters {
-        let machine = &self.shell.linux.machine;
+        let machine = self.shell.linux.machine();
         let paused = machine.pause();
         let memory = PausedMemory::new(machine.ram());
         let view = memory.view(self.view.kernel.space);
@@ -183,7 +179,7 @@ impl Traced {
     #[must_use]
     pub fn pause(&self) -> Paused {
         std::thread::sleep(QUIET);
-        let machine = &self.shell.linux.machine;
+        let machine = self.shell.linux.machine();
         let function = |paused: &Paused, cpu| {
             let cpu_state = machine.cpu_state(paused, cpu)?;
             let at = cpu_state.instruction_pointer().0;

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use iced_x86::{Decoder, DecoderOptions};
 use introspect::stack::frames::{End, Found, Stack};
-use introspect::system::PausedSystem;
+use introspect::system::{PausedSystem, System};
 use introspect::x86_64::CpuState;
-use introspect::{CpuRegisters, Gva};
+use introspect::{CpuRegisters, Gva, PausedMemory};
 use vmm::trap::Trap;
 use vmm::{StoppedVcpu, TrapSink};
 
-use crate::insight::Insight;
 use crate::proc_comparison::{frame_name, lossy};
 use crate::shell::{COMMAND_LIMIT, Shell};
 
@@ -121,7 +120,7 @@ pub struct Trapped {
 
 /// A sink that reads the stack at each trap.
 struct StackSink {
-    insight: Arc<Insight>,
+    system: Arc<System>,
     seen: Arc<Mutex<Vec<Trapped>>>,
 }
 
@@ -134,9 +133,8 @@ impl TrapSink for StackSink {
             cr3: cpu.page_table_root().0,
             ..CpuState::default()
         };
-        let running = self
-            .insight
-            .look_at(cpu.ram(), &[state], |look| Running::of(&look));
+        let memory = PausedMemory::new(cpu.ram());
+        let running = Running::of(&self.system.look(&memory, &[state]));
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.extend(running.map(|running| Trapped {
             address: trap.address.0,
@@ -149,7 +147,7 @@ impl TrapSink for StackSink {
 /// A guest whose traps are watched.
 pub struct Watched<'s> {
     shell: &'s Shell,
-    insight: Arc<Insight>,
+    system: Arc<System>,
     seen: Arc<Mutex<Vec<Trapped>>>,
 }
 
@@ -160,21 +158,21 @@ impl<'s> Watched<'s> {
     /// # Panics
     /// If the guest's kernel cannot be found.
     pub fn new(shell: &'s Shell) -> Self {
-        let insight = Arc::new(Insight::new(&shell.linux));
+        let system = shell.linux.system();
         let seen = Arc::<Mutex<Vec<Trapped>>>::default();
-        shell.linux.machine.set_sink(Some(Box::new(StackSink {
-            insight: insight.clone(),
+        shell.linux.machine().set_sink(Some(Box::new(StackSink {
+            system: system.clone(),
             seen: seen.clone(),
         })));
         Self {
             shell,
-            insight,
+            system,
             seen,
         }
     }
 
     fn function(&self, name: &str) -> Gva {
-        let address = self.insight.system.symbols().address_of(name);
+        let address = self.system.symbols().address_of(name);
         Gva(address.unwrap_or_else(|| panic!("no {name}")))
     }
 
@@ -208,9 +206,9 @@ impl<'s> Watched<'s> {
         enough: impl Fn(&[Trapped]) -> bool,
     ) -> Vec<Trapped> {
         let linux = &self.shell.linux;
-        let traps = linux.machine.traps();
+        let traps = linux.machine().traps();
         let arm = |function: &&str| {
-            let site = traps.arm_kernel(self.function(function), self.insight.system.space());
+            let site = traps.arm_kernel(self.function(function), self.system.space());
             site.unwrap_or_else(|e| panic!("{function}: {e}"))
         };
         let sites: Vec<_> = functions.iter().map(arm).collect();
@@ -233,7 +231,7 @@ impl<'s> Watched<'s> {
     /// If it is not known.
     pub fn instructions(&self, function: &str, length: usize) -> Vec<u64> {
         let start = self.function(function);
-        let code = self.insight.look(&self.shell.linux.machine, |look| {
+        let code = self.shell.linux.look(|look| {
             let code = look.kernel().bytes(start, length);
             code.unwrap_or_else(|e| panic!("{function}: {e}"))
         });

@@ -1,61 +1,36 @@
-//! Runs scripts in the bt language on a Linux guest, prepared and started as the command does it.
-//! Returns their output and counts.
+//! Runs scripts in the bt language on a Linux guest. Returns their output and counts.
 //!
-//! The caller owns a guest with its engine ([`UserGuest`] or [`Traced`]) and runs commands in its
-//! shell. This module finds probes, names kernel addresses and waits for output. It does not name
-//! programs' functions, which stay addresses.
+//! The caller owns a guest ([`UserGuest`] or [`Traced`]) and runs commands in its shell. This
+//! module collects output and waits for it.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bt::Clock;
-use bt::ast::{Dialect, Script};
-use bt::compile::Options;
-use bt::library::TEXTS;
-use bt::parse;
-use bt::render::{Output, text};
-use bt::session::{Prepared, ScriptSession, ScriptStats};
-use bt::value::Names;
-use probes::engine::{Engine, Filter};
-use probes::kernel_view::KernelView;
-use probes::provider::{Inspectable, Traceable};
+use exotrace::{GuestError, Rendered, Script, ScriptCounts, ScriptRequest};
 
-use crate::insight::Insight;
 use crate::shell::{Answer, COMMAND_LIMIT, Shell};
 use crate::traced::Traced;
 use crate::user_guest::UserGuest;
 
-/// The interval at which a script is polled for awaited output.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// The longest wait for output before its end is checked for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A guest that scripts run on.
 #[derive(Clone, Copy)]
 pub struct ScriptGuest<'g> {
     shell: &'g Shell,
-    view: &'g Arc<KernelView>,
-    insight: &'g Insight,
-    engine: &'g Engine,
 }
 
 impl<'g> From<&'g UserGuest> for ScriptGuest<'g> {
     fn from(guest: &'g UserGuest) -> Self {
-        Self {
-            shell: &guest.shell,
-            view: &guest.view,
-            insight: &guest.insight,
-            engine: &guest.engine,
-        }
+        let shell = &guest.shell;
+        Self { shell }
     }
 }
 
 impl<'g> From<&'g Traced> for ScriptGuest<'g> {
     fn from(guest: &'g Traced) -> Self {
-        Self {
-            shell: &guest.shell,
-            view: &guest.view,
-            insight: &guest.insight,
-            engine: &guest.engine,
-        }
+        let shell = &guest.shell;
+        Self { shell }
     }
 }
 
@@ -67,9 +42,7 @@ pub struct Ran {
     /// The standard error.
     pub err: String,
     /// The script's counts.
-    pub stats: ScriptStats,
-    /// The hits of each of its probes.
-    pub each: Vec<(String, u64)>,
+    pub counts: ScriptCounts,
 }
 
 impl Ran {
@@ -101,8 +74,9 @@ impl Ran {
     /// # Panics
     /// If there is no such probe.
     pub fn hits(&self, probe: &str) -> u64 {
-        let found = self.each.iter().find(|(name, _)| name == probe);
-        let (_, hits) = found.unwrap_or_else(|| panic!("{probe}: {:?}", self.each));
+        let each = &self.counts.each;
+        let found = each.iter().find(|(name, _)| name == probe);
+        let (_, hits) = found.unwrap_or_else(|| panic!("{probe}: {each:?}"));
         *hits
     }
 
@@ -112,15 +86,27 @@ impl Ran {
     /// # Panics
     /// If not.
     pub fn assert_whole(&self) {
-        let probes = self.stats.probes;
-        assert_eq!(probes.hits, probes.filtered + probes.recorded, "{self:?}");
-        let each: u64 = self.each.iter().map(|(_, hits)| hits).sum();
-        assert_eq!(probes.hits, each, "{self:?}");
-        let flawless = ScriptStats {
-            probes,
-            ..ScriptStats::default()
-        };
-        assert_eq!(self.stats, flawless, "{self:?}");
+        let counts = &self.counts;
+        assert_eq!(counts.hits, counts.filtered + counts.ran, "{self:?}");
+        let each: u64 = counts.each.iter().map(|(_, hits)| hits).sum();
+        assert_eq!(counts.hits, each, "{self:?}");
+        assert_eq!(self.faults(), ScriptCounts::default(), "{self:?}");
+    }
+
+    /// Returns the counts of what went wrong. The others are zero, and so are those of the host's
+    /// speed.
+    pub fn faults(&self) -> ScriptCounts {
+        let all = self.counts.clone();
+        let usual = ScriptCounts::default();
+        ScriptCounts {
+            hits: 0,
+            filtered: 0,
+            ran: 0,
+            each: Vec::new(),
+            joined_ticks: 0,
+            cost: usual.cost,
+            ..all
+        }
     }
 }
 
@@ -130,63 +116,24 @@ impl<'g> ScriptGuest<'g> {
         self.shell
     }
 
-    /// Starts a script in the normal dialect at all hits of its probes.
+    /// Starts a script.
     ///
     /// # Panics
     /// If there is something wrong with it, or it cannot be started.
-    pub fn start(&self, script: &str) -> Running<'g> {
-        self.start_with(script, &Options::default(), &Filter::default())
-    }
-
-    /// Starts a script at the hits that a filter accepts.
-    ///
-    /// # Panics
-    /// As [`Self::start`].
-    pub fn start_with(&self, script: &str, options: &Options, filter: &Filter) -> Running<'g> {
-        self.try_start(script, options, filter)
-            .unwrap_or_else(|e| panic!("{script}:\n{e}"))
+    pub fn start(&self, script: impl Into<ScriptRequest>) -> Running {
+        let started = self.try_start(script);
+        started.unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// Starts a script.
     ///
     /// # Errors
     /// The script's error as it is shown to its author, or the reason why it cannot be started.
-    pub fn try_start(
-        &self,
-        script: &str,
-        options: &Options,
-        filter: &Filter,
-    ) -> Result<Running<'g>, String> {
-        let shown = |wrong: Vec<bt::diagnostic::Diagnostic>| -> String {
-            let each = wrong.iter().map(|d| d.render("test", script.as_bytes()));
-            each.collect()
-        };
-        let mut parsed = parse::parse(script.as_bytes(), options.dialect).map_err(shown)?;
-        library(&mut parsed);
-        let clock = Clock::now(self.engine.tsc_hz());
-        let machine = &self.shell.linux.machine;
-        // No hit comes between the first probe and the last.
-        let _paused = machine.pause();
-        let guest: &dyn Traceable = &self.insight.traceable(machine, self.view);
-        let known: &dyn Inspectable = guest;
-        let prepared = Prepared::new(&parsed, options, &known, &known, machine.vcpus(), clock);
-        let prepared = prepared.map_err(shown)?;
-        let mut outputs = Vec::new();
-        let session = prepared.start(self.engine, &|_| filter.clone(), &mut |output| {
-            outputs.push(output);
-        });
-        let mut session = session.map_err(|e| e.to_string())?;
-        session.take_up(guest);
-        let visited = session.iterate(guest, &mut |output| outputs.push(output));
-        visited.map_err(|e| e.to_string())?;
-        let mut running = Running {
-            guest: *self,
-            session,
-            out: Vec::new(),
-            err: Vec::new(),
-        };
-        running.show(outputs);
-        Ok(running)
+    pub fn try_start(&self, script: impl Into<ScriptRequest>) -> Result<Running, GuestError> {
+        Ok(Running {
+            script: self.shell.linux.vm.script(script)?,
+            output: Rendered::default(),
+        })
     }
 
     /// Runs a script while a command runs in the guest's shell.
@@ -202,16 +149,6 @@ impl<'g> ScriptGuest<'g> {
     }
 }
 
-/// Adds the translators that come with exotrace.
-fn library(script: &mut Script) {
-    for (name, text) in TEXTS {
-        let parsed = parse::parse(text.as_bytes(), Dialect::Normal);
-        let parsed = parsed.unwrap_or_else(|wrong| panic!("{name}: {wrong:?}"));
-        script.translators.extend(parsed.translators);
-        script.structures.extend(parsed.structures);
-    }
-}
-
 /// Returns the host's wall clock.
 ///
 /// # Panics
@@ -222,46 +159,17 @@ pub fn unix_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Kernel addresses by name; those of programs as they are.
-impl Names for ScriptGuest<'_> {
-    fn kernel(&self, address: u64) -> String {
-        match self.view.kernel.symbols.resolve(address) {
-            Some((symbol, 0)) => symbol.name.to_owned(),
-            Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
-            None => format!("{address:#x}"),
-        }
-    }
-
-    fn user(&self, _: u32, address: u64) -> String {
-        format!("{address:#x}")
-    }
-}
-
 /// A running script.
-pub struct Running<'g> {
-    guest: ScriptGuest<'g>,
-    session: ScriptSession,
-    out: Vec<u8>,
-    err: Vec<u8>,
+pub struct Running {
+    script: Script,
+    output: Rendered,
 }
 
-impl Running<'_> {
-    /// Returns the script's session, to be followed by the caller.
-    pub fn into_session(self) -> ScriptSession {
-        self.session
-    }
-
-    /// Returns the probes of patterns that could not be enabled, with the reasons.
-    pub fn skipped(&self) -> &[String] {
-        self.session.skipped()
-    }
-
+impl Running {
     /// Returns the standard output so far.
     pub fn out(&mut self) -> String {
-        let mut outputs = Vec::new();
-        self.session.drain(&mut |output| outputs.push(output));
-        self.show(outputs);
-        String::from_utf8_lossy(&self.out).into_owned()
+        self.output.append(self.script.output());
+        self.output.text()
     }
 
     /// Waits until `done` returns true for the output.
@@ -273,11 +181,10 @@ impl Running<'_> {
         while !done(&self.out()) {
             assert!(
                 Instant::now() < deadline,
-                "no {what} in {COMMAND_LIMIT:?}: {:?}, {:?}",
-                self.out(),
-                self.session.stats()
+                "no {what} in {COMMAND_LIMIT:?}: {:?}",
+                self.output
             );
-            std::thread::sleep(LOOK_INTERVAL);
+            self.script.wait(LOOK_INTERVAL);
         }
     }
 
@@ -285,69 +192,28 @@ impl Running<'_> {
     ///
     /// # Panics
     /// If it does not end within [`COMMAND_LIMIT`].
-    pub fn wait_for_exit(&self) {
+    pub fn wait_for_exit(&mut self) {
         let deadline = Instant::now() + COMMAND_LIMIT;
-        while !self.session.has_exited() {
+        while !self.script.has_exited() {
             assert!(
                 Instant::now() < deadline,
                 "still running: {:?}",
-                self.session.stats()
+                self.output
             );
-            std::thread::sleep(LOOK_INTERVAL);
+            self.script.wait(LOOK_INTERVAL);
+            self.out();
         }
-    }
-
-    /// Returns whether the script has ended itself.
-    pub fn has_exited(&self) -> bool {
-        self.session.has_exited()
     }
 
     /// Removes its probes, all at one moment, and returns the result.
-    pub fn finish(mut self) -> Ran {
-        let paused = self.guest.shell.linux.machine.pause();
-        let each = self.session.each();
-        let names = self.session.probes().iter().map(|p| p.name.to_string());
-        let hits = each.iter().map(|stats| stats.map_or(0, |stats| stats.hits));
-        let each = names.zip(hits).collect();
-        self.out();
-        let Self {
-            guest,
-            session,
-            mut out,
-            mut err,
-        } = self;
-        let dialect = session.dialect();
-        let mut shown = |output| {
-            show(&output, dialect, &guest, &mut out, &mut err);
-        };
-        let stats = session.finish(&mut shown, &mut drop);
-        drop(paused);
+    pub fn finish(self) -> Ran {
+        let Self { script, mut output } = self;
+        let (last, counts) = script.finish();
+        output.append(last);
         Ran {
-            out: String::from_utf8_lossy(&out).into_owned(),
-            err: String::from_utf8_lossy(&err).into_owned(),
-            stats,
-            each,
+            out: output.text(),
+            err: String::from_utf8_lossy(&output.err).into_owned(),
+            counts,
         }
     }
-
-    fn show(&mut self, outputs: Vec<Output>) {
-        let dialect = self.session.dialect();
-        for output in outputs {
-            show(&output, dialect, &self.guest, &mut self.out, &mut self.err);
-        }
-    }
-}
-
-fn show(
-    output: &Output,
-    dialect: Dialect,
-    names: &dyn Names,
-    out: &mut Vec<u8>,
-    err: &mut Vec<u8>,
-) {
-    let part = match output.is_for_stderr() {
-        true => err,
-        false => out,
-    };
-    part.extend(text::render(output, dialect, names));
 }

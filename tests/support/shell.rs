@@ -7,18 +7,17 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use exotrace::{Vm, VmBuilder};
 use guest::Terminal;
 use guest::build::dynamic;
 use guest::build::initramfs::{self, ExtraFile};
-use introspect::Gpa;
-use vmm::machine::VirtioConfig;
-use vmm::snapshot::{self, FORMAT_VERSION, NewFolder, RestoredDisks, SnapshotInfo, Stage};
+use vmm::machine::{DiskConfig, VirtioConfig};
+use vmm::snapshot::FORMAT_VERSION;
 
 use crate::host::{Host, cache};
 use crate::kept::kept;
@@ -88,15 +87,7 @@ pub fn full_initramfs_with(mut extra: Vec<ExtraFile>) -> Vec<u8> {
 pub fn snapshot_folder(host: &Host) -> &'static Path {
     // The guest's parts do not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let parts = Parts {
-            kernel: Kernel::small(),
-            initramfs: full_initramfs(),
-            shape: Shape::default(),
-            lines: &[],
-        };
-        parts.kept(host, TOPIC)
-    })
+    FOLDER.get_or_init(|| Parts::small(full_initramfs()).kept(host, TOPIC))
 }
 
 /// The parts of a guest that is booted once and kept.
@@ -128,11 +119,21 @@ impl Default for Shape {
 }
 
 impl Parts {
+    /// Returns the parts of a guest with the small kernel on one vCPU.
+    pub(crate) fn small(initramfs: Vec<u8>) -> Self {
+        Self {
+            kernel: Kernel::small(),
+            initramfs,
+            shape: Shape::default(),
+            lines: &[],
+        }
+    }
+
     /// Returns the folder of the guest's snapshot, under `topic` in the cache; it is booted if
     /// there is none yet.
     pub(crate) fn kept(&self, host: &Host, topic: &str) -> PathBuf {
         kept(topic, &self.name(host), |folder| {
-            self.boot(host).save(host, folder);
+            self.boot(host).save(folder);
         })
     }
 
@@ -178,12 +179,13 @@ impl Shell {
         Self::restore(host, Kernel::small(), snapshot_folder(host))
     }
 
-    /// Restores a running guest that runs `kernel` and was saved by [`Self::save`].
+    /// Restores a running guest that runs `kernel` and was saved by [`Self::save`], with its disks
+    /// where they were.
     ///
     /// # Panics
-    /// If it cannot be restored, or runs another kernel.
+    /// If it cannot be restored.
     pub fn restore(host: &Host, kernel: &'static Kernel, folder: &Path) -> Self {
-        Self::restore_with(host, kernel, folder, &RestoredDisks::AsSaved)
+        Self::of(host, kernel, Vm::builder().restore(folder).disks_as_saved())
     }
 
     /// Restores as [`Self::restore`] does, with these disks.
@@ -194,26 +196,22 @@ impl Shell {
         host: &Host,
         kernel: &'static Kernel,
         folder: &Path,
-        disks: &RestoredDisks,
+        disks: &[DiskConfig],
     ) -> Self {
+        let mut builder = Vm::builder().restore(folder);
+        for disk in disks {
+            builder = builder.disk_config(disk.clone());
+        }
+        Self::of(host, kernel, builder)
+    }
+
+    fn of(host: &Host, kernel: &'static Kernel, builder: VmBuilder) -> Self {
         let serial = SerialLog::default();
-        let restored = snapshot::restore(&host.kvm, &host.profile, folder, disks, serial.output());
-        let restored = restored.unwrap_or_else(|e| panic!("{e}"));
-        let told = restored.kernel.as_ref();
-        assert!(
-            told.is_some_and(|told| told.is_same_kernel(&kernel.reference)),
-            "{} is of {told:?}",
-            folder.display()
-        );
-        let mut linux = Linux {
-            kernel,
-            machine: restored.machine,
-            serial,
-            command_line: restored.command_line,
-        };
-        linux.machine.start();
+        let builder = builder.profile(host.profile.clone());
+        let vm = builder.console(serial.clone()).start();
+        let vm = vm.unwrap_or_else(|e| panic!("{e}"));
         Self {
-            linux,
+            linux: Linux { kernel, vm, serial },
             commands: AtomicUsize::new(0),
         }
     }
@@ -247,34 +245,13 @@ impl Shell {
         shell
     }
 
-    /// Saves the guest to a new folder, and compares the file with memory as it is when the guest
-    /// is paused for the save.
+    /// Saves the guest to a new folder.
     ///
     /// # Panics
-    /// If it cannot be saved, or the file has other bytes.
-    pub fn save(&self, host: &Host, folder: &Path) {
-        let machine = &self.linux.machine;
-        let info = SnapshotInfo {
-            command_line: self.linux.command_line.clone(),
-            kernel: Some(self.linux.kernel.reference.clone()),
-        };
-        let mut new = NewFolder::create(folder).unwrap_or_else(|e| panic!("{e}"));
-        let added = new.add_overlays(machine.overlays());
-        added.unwrap_or_else(|e| panic!("{e}"));
-        let files = new.files().unwrap_or_else(|e| panic!("{e}"));
-        let mut memory = vec![0; usize::try_from(machine.ram().size()).unwrap_or_default()];
-        let mut watch = |stage| {
-            if stage == Stage::Paused {
-                let read = machine.traps().read_unpatched(Gpa(0), &mut memory);
-                read.unwrap_or_else(|e| panic!("{e}"));
-            }
-            ControlFlow::Continue(())
-        };
-        let saved = snapshot::write(&host.kvm, machine, &info, files, &mut watch);
+    /// If it cannot be saved.
+    pub fn save(&self, folder: &Path) {
+        let saved = self.linux.vm.snapshot(folder);
         saved.unwrap_or_else(|e| panic!("{e}"));
-        new.finish().unwrap_or_else(|e| panic!("{e}"));
-        let file = std::fs::read(folder.join("memory")).unwrap_or_else(|e| panic!("{e}"));
-        assert!(file == memory, "the file is not what memory was");
     }
 
     /// Types a line, return key included.
@@ -282,22 +259,8 @@ impl Shell {
     /// # Panics
     /// If the guest does not accept it.
     pub fn type_line(&self, line: &str) {
-        let deadline = Instant::now() + COMMAND_LIMIT;
-        let line = format!("{line}\n");
-        let mut rest = line.as_bytes();
-        loop {
-            let taken = self.linux.machine.serial_input(rest);
-            rest = rest.get(taken..).unwrap_or_default();
-            if rest.is_empty() {
-                return;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "the guest does not take {rest:?}\n{}",
-                self.linux.situation()
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let typed = self.linux.vm.type_line_within(line, COMMAND_LIMIT);
+        typed.unwrap_or_else(|e| panic!("{line}: {e}\n{}", self.linux.situation()));
     }
 
     /// Runs commands that must succeed and may take longer than [`run`](Self::run) allows.

@@ -16,7 +16,7 @@ use guest::build::initramfs::ExtraFile;
 use crate::data;
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
-use crate::shell::{self, Parts, Shape, Shell};
+use crate::shell::{self, Parts, Shell};
 
 /// The name of the cache's entries and lock.
 const TOPIC: &str = "tests-strace";
@@ -45,15 +45,7 @@ pub fn guest(host: &Host) -> Shell {
 fn snapshot_folder(host: &Host) -> &'static Path {
     // The guest's parts do not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let parts = Parts {
-            kernel: Kernel::small(),
-            shape: Shape::default(),
-            initramfs: shell::full_initramfs_with(files()),
-            lines: &[],
-        };
-        parts.kept(host, TOPIC)
-    })
+    FOLDER.get_or_init(|| Parts::small(shell::full_initramfs_with(files())).kept(host, TOPIC))
 }
 
 /// Returns strace and its libraries, at the paths where the dynamic linker searches for them.

@@ -16,7 +16,6 @@ use probes::provider;
 use probes::text_hash::TextHash;
 
 use crate::host::Host;
-use crate::insight::Insight;
 use crate::rich;
 use crate::shell::{COMMAND_LIMIT, Shell};
 use crate::tracing;
@@ -36,8 +35,6 @@ pub struct Traced {
     pub shell: Shell,
     /// The view of its kernel when this was made.
     pub view: Arc<KernelView>,
-    /// The readers of its kernel.
-    pub insight: Insight,
     /// The engine.
     pub engine: Engine,
 }
@@ -51,13 +48,11 @@ impl Traced {
         let shell = rich::guest(host);
         shell.type_lines(&[&format!("mount -t tracefs t {TRACEFS} && cd {TRACEFS}")]);
         shell.type_lines(lines);
-        let view = Arc::new(shell.linux.view());
-        let insight = Insight::new(&shell.linux);
-        let engine = tracing::engine(&shell.linux, &view);
+        let view = shell.linux.view();
+        let engine = shell.linux.engine(&view);
         Self {
             shell,
             view,
-            insight,
             engine,
         }
     }
@@ -67,9 +62,7 @@ impl Traced {
     /// # Panics
     /// If it matches none.
     pub fn find(&self, pattern: &str) -> Vec<Probe> {
-        let guest = self
-            .insight
-            .traceable(&self.shell.linux.machine, &self.view);
+        let guest = self.shell.linux.vm.traceable(&self.view);
         provider::find(&guest, &tracing::pattern(pattern)).unwrap_or_else(|e| panic!("{e}"))
     }
 
@@ -98,7 +91,7 @@ impl Traced {
 
     /// Reads the guest while it is paused.
     pub fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
-        self.insight.look(&self.shell.linux.machine, ask)
+        self.shell.linux.look(ask)
     }
 
     /// Runs a command that must succeed, in the folder of the guest's tracers, and returns its
@@ -189,7 +182,7 @@ impl Traced {
     /// If it is not mapped.
     pub fn code(&self, start: Gva, bytes: usize) -> Vec<u8> {
         let mut code = vec![0; bytes];
-        let machine = &self.shell.linux.machine;
+        let machine = self.shell.linux.machine();
         let physical = paging::translate(machine.ram(), self.view.kernel.space, start);
         let physical = physical.unwrap_or_else(|e| panic!("{e}")).gpa;
         let read = machine.traps().read_unpatched(physical, &mut code);

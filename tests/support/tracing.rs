@@ -1,12 +1,9 @@
 //! Probes of a Linux guest: engine, sessions, probes by name, and counts that must agree.
 //! [`Tracing`] is for kernel functions' entries and returns.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use probes::engine::{
-    Capture, Engine, EngineLimits, EngineStats, Filter, ProbeStats, RingSize, Session,
-};
+use probes::engine::{Capture, Engine, EngineStats, Filter, ProbeStats, RingSize, Session};
 use probes::event::{Event, EventKind};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
@@ -46,12 +43,6 @@ pub fn probe(view: &KernelView, text: &str) -> Probe {
         panic!("{text}: {found:?}")
     };
     probe.clone()
-}
-
-/// Makes an engine of a guest.
-pub fn engine(linux: &Linux, view: &Arc<KernelView>) -> Engine {
-    let limits = EngineLimits::default();
-    Engine::new(linux.machine.handle(), view.clone(), &limits)
 }
 
 /// Makes a session with rings of `slots` slots.
@@ -110,8 +101,8 @@ impl<'l> Tracing<'l> {
         slots: usize,
     ) -> Self {
         // No call comes between the first probe and the last.
-        let _paused = linux.machine.pause();
-        let traps = linux.machine.stats().traps;
+        let _paused = linux.machine().pause();
+        let traps = linux.machine().stats().traps;
         let mut session = session(engine, slots);
         let mut probes = Vec::new();
         for function in functions {
@@ -180,11 +171,11 @@ impl<'l> Tracing<'l> {
     /// # Panics
     /// If they do not agree, or an event is missing.
     pub fn finish(mut self, before: &EngineStats) -> (Vec<Event>, [ProbeStats; 2]) {
-        let paused = self.linux.machine.pause();
+        let paused = self.linux.machine().pause();
         let stats = self.stats();
         let engine = self.session.engine().stats();
-        let traps = self.linux.machine.stats().traps - self.traps;
-        let sites = self.linux.machine.traps().stats().into_iter();
+        let traps = self.linux.machine().stats().traps - self.traps;
+        let sites = self.linux.machine().traps().stats().into_iter();
         let symbols = &self.session.engine().view().kernel.symbols;
         let hit: Vec<_> = sites
             .filter(|site| site.hits > 0)

@@ -20,13 +20,11 @@ pub fn guest(host: &Host) -> Shell {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         let parts = Parts {
-            kernel: Kernel::small(),
-            initramfs: full_initramfs(),
             shape: Shape {
                 cpus: 2,
                 ..Shape::default()
             },
-            lines: &[],
+            ..Parts::small(full_initramfs())
         };
         parts.kept(host, TOPIC)
     });

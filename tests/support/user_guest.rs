@@ -16,7 +16,6 @@ use probes::provider;
 use vmm::trap::{INT3, SiteId};
 
 use crate::host::Host;
-use crate::insight::Insight;
 use crate::shell::{Answer, COMMAND_LIMIT, Shell};
 use crate::tracing::{self, SLOTS};
 
@@ -39,8 +38,6 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 pub struct UserGuest {
     /// The engine.
     pub engine: Engine,
-    /// The readers of the guest's kernel.
-    pub insight: Insight,
     /// The view of its kernel.
     pub view: Arc<KernelView>,
     /// The guest.
@@ -61,10 +58,9 @@ impl UserGuest {
     /// # Panics
     /// If its kernel cannot be found.
     pub fn of(shell: Shell) -> Self {
-        let view = Arc::new(shell.linux.view());
+        let view = shell.linux.view();
         Self {
-            engine: tracing::engine(&shell.linux, &view),
-            insight: Insight::new(&shell.linux),
+            engine: shell.linux.engine(&view),
             view,
             shell,
         }
@@ -128,7 +124,7 @@ impl UserGuest {
         let number = i32::try_from(pid).unwrap_or_else(|e| panic!("{pid}: {e}"));
         let deadline = Instant::now() + COMMAND_LIMIT;
         loop {
-            let task = self.insight.look(&self.shell.linux.machine, |look| {
+            let task = self.shell.linux.look(|look| {
                 let task = look.process(number).unwrap_or_else(|e| panic!("{e}"));
                 task.unwrap_or_else(|e| panic!("{e}"))
             });
@@ -150,10 +146,10 @@ impl UserGuest {
     /// If there are none within [`COMMAND_LIMIT`].
     pub fn probes(&self, pattern: &str) -> Vec<Probe> {
         let parsed = tracing::pattern(pattern);
-        let machine = &self.shell.linux.machine;
+        let guest = self.shell.linux.vm.traceable(&self.view);
         let deadline = Instant::now() + COMMAND_LIMIT;
         loop {
-            match provider::find_user(&self.insight.traceable(machine, &self.view), &parsed) {
+            match provider::find_user(&guest, &parsed) {
                 Ok(found) => return found,
                 Err(error) => assert!(Instant::now() < deadline, "{error}"),
             }
@@ -166,8 +162,7 @@ impl UserGuest {
     /// # Panics
     /// If there is no such file, or several.
     pub fn file<T>(&self, path: &str, ask: impl FnOnce(&TextFile<'_>) -> T) -> T {
-        let machine = &self.shell.linux.machine;
-        self.insight.look(machine, |look| {
+        self.shell.linux.look(|look| {
             let files = look.text_files(None, &|found| found == path.as_bytes());
             let files = files.unwrap_or_else(|e| panic!("{path}: {e}"));
             let [file] = files.files.as_slice() else {
@@ -192,7 +187,7 @@ impl UserGuest {
 
     /// Returns the user sites that are armed.
     pub fn user_sites(&self) -> BTreeSet<SiteId> {
-        let stats = self.shell.linux.machine.traps().stats();
+        let stats = self.shell.linux.machine().traps().stats();
         let user = stats.into_iter().filter(|site| site.user);
         user.map(|site| site.site).collect()
     }
@@ -221,7 +216,7 @@ impl UserGuest {
     /// # Panics
     /// If something is.
     pub fn assert_clean(&self, sites: &BTreeSet<SiteId>) {
-        assert_eq!(self.shell.linux.machine.traps().hits(), []);
+        assert_eq!(self.shell.linux.machine().traps().hits(), []);
         assert_eq!(self.standing(sites), BTreeSet::new());
     }
 
@@ -284,7 +279,7 @@ impl UserSession<'_> {
     /// # Errors
     /// If it cannot be enabled.
     pub fn enable_one(&mut self, probe: &Probe, filter: &Filter) -> Result<u32, EnableError> {
-        let _paused = self.guest.shell.linux.machine.pause();
+        let _paused = self.guest.shell.linux.machine().pause();
         let number = self
             .session
             .enable(probe, filter.clone(), Capture::default())?;
@@ -322,7 +317,7 @@ impl UserSession<'_> {
     /// # Panics
     /// If they do not.
     pub fn finish(mut self) -> Vec<Event> {
-        let paused = self.guest.shell.linux.machine.pause();
+        let paused = self.guest.shell.linux.machine().pause();
         let engine = self.session.engine().stats();
         self.session.disable_all();
         drop(paused);

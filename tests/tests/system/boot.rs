@@ -1,11 +1,9 @@
 //! Kernels that boot in other ways than the fixture: through PVH, on two vCPUs.
 
-use std::sync::Arc;
-
 use probes::engine::Filter;
 use support::linux::BootOptions;
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, full_initramfs};
-use support::tracing::{self, SLOTS};
+use support::tracing::SLOTS;
 use support::{Kernel, Linux, Shell, Tracing, host};
 use vmm::boot::EntryProtocol;
 
@@ -45,7 +43,7 @@ fn two_vcpus_boot_work_and_are_traced() {
     let shell = Shell::at_prompt(Linux::boot(host, &options));
     let linux = &shell.linux;
     assert_eq!(shell.output("grep -c ^processor /proc/cpuinfo"), "2");
-    let stats = linux.machine.stats();
+    let stats = linux.machine().stats();
     if host.profile.kernel_mode.is_interpreted() {
         // The kernel tests its own int3 when it boots, and every system call arrives as a fault.
         assert!(
@@ -54,10 +52,10 @@ fn two_vcpus_boot_work_and_are_traced() {
         );
     }
 
-    let view = Arc::new(linux.view());
+    let view = linux.view();
     assert_eq!(view.slide(), 0);
     let before = linux.text_hash(&view);
-    let engine = tracing::engine(linux, &view);
+    let engine = linux.engine(&view);
     let none = engine.stats();
     let names = ["vfs_read", "vfs_write"];
     let tracing = Tracing::new(linux, &engine, &names, &Filter::default(), SLOTS);
@@ -91,7 +89,7 @@ fn two_vcpus_boot_work_and_are_traced() {
     // Both vCPUs survive being saved.
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     let saved = folder.path().join("saved");
-    shell.save(host, &saved);
+    shell.save(&saved);
     drop(engine);
     drop(shell);
     let shell = Shell::restore(host, Kernel::small(), &saved);

@@ -268,9 +268,9 @@ fn without_the_kernels_file_its_symbols_come_from_the_guests_memory() {
     let saved = world.path("saved");
     let symbol = {
         let shell = Shell::new(host);
-        let machine = &shell.linux.machine;
+        let machine = shell.linux.machine();
         let info = SnapshotInfo {
-            command_line: shell.linux.command_line.clone(),
+            command_line: shell.linux.vm.command_line().to_owned(),
             kernel: Some(KernelReference {
                 path: "/nowhere/vmlinux".into(),
                 // Tables that an earlier run has kept are found by the hash.

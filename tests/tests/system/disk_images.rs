@@ -10,7 +10,6 @@ use support::linux::BootOptions;
 use support::shell::{COMMAND_LIMIT, full_initramfs};
 use support::{Kernel, Linux, Shell, host};
 use vmm::machine::{DiskConfig, Overlay, VirtioConfig};
-use vmm::snapshot::RestoredDisks;
 
 /// The size of each disk in bytes.
 const DISK: usize = 512 << 10;
@@ -130,7 +129,7 @@ fn writes_go_to_qcow2_and_overlays_and_a_snapshot_holds_the_overlays() {
     }
     tell(&shell, "busybox blkdiscard -o 65536 -l 131072 /dev/vda");
     let saved = folder.join("saved");
-    shell.save(host, &saved);
+    shell.save(&saved);
     drop(shell);
     assert!(
         read(&folder.join("raw")) == pattern,
@@ -170,7 +169,7 @@ fn two_restored_guests_have_their_own_disks(folder: &Path, saved: &Path, third: 
         overlay: Some(Overlay::Temporary),
         ..named("top.qcow2")
     };
-    let disks = RestoredDisks::Named(vec![first, named("raw"), named("raw")]);
+    let disks = [first, named("raw"), named("raw")];
     let shells = [1, 2].map(|_| Shell::restore_with(host, Kernel::small(), saved, &disks));
     for (shell, mark) in shells.iter().zip(["ONE", "TWO"]) {
         tell(shell, "echo 3 > /proc/sys/vm/drop_caches");
@@ -196,7 +195,7 @@ fn two_restored_guests_have_their_own_disks(folder: &Path, saved: &Path, third: 
         assert_eq!(found, ["FIR", "SEC", "THI", mark]);
         // A restored guest can be saved too.
         let again = PathBuf::from(format!("again{number}"));
-        shell.save(host, &folder.join(&again));
+        shell.save(&folder.join(&again));
         let mut expected = third.to_vec();
         expected[PLACES[1]..][..mark.len()].copy_from_slice(mark.as_bytes());
         let content = content(folder, &format!("{}/overlay2", again.display()));

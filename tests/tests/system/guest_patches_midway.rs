@@ -16,7 +16,7 @@ const LOOK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Pauses the guest while it is at an instruction of the functions that decode.
 fn paused_midway(traced: &Traced) -> Paused {
-    let machine = &traced.shell.linux.machine;
+    let machine = traced.shell.linux.machine();
     let deadline = Instant::now() + COMMAND_LIMIT;
     loop {
         let paused = machine.pause();

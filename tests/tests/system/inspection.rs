@@ -7,11 +7,9 @@ use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::End;
 use introspect::system::PausedSystem;
 use support::crowd::{self, Asked};
-use support::insight::{self, Insight};
 use support::proc_comparison::{Comparison, Told, compare_stacks, compare_stat, lossy};
 use support::shell::COMMAND_LIMIT;
 use support::{Shell, host};
-use vmm::machine::Machine;
 
 /// The least number of processes and threads that sleep for good.
 const STILL_PROCESSES: usize = 20;
@@ -86,12 +84,12 @@ fn compare_maps(it: &mut Comparison, look: &PausedSystem<'_>, guest: &Told, task
 fn what_is_read_from_outside_is_what_the_guest_says() {
     let host = host!();
     let shell = crowd::guest(host);
-    let insight = Insight::new(&shell.linux);
+    let system = shell.linux.system();
     let (guest, moment) = Told::ask(&shell, Asked::Everything);
-    let lost: Vec<_> = insight.system.lost().collect();
+    let lost: Vec<_> = system.lost().collect();
     assert!(lost.is_empty(), "{lost:?}");
     let memory = PausedMemory::new(&moment.memory);
-    let look = insight.system.look(&memory, &moment.cpus);
+    let look = system.look(&memory, &moment.cpus);
     // The kernel is built without modules.
     let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
     assert!(modules.items.is_empty() && modules.error.is_none());
@@ -169,8 +167,7 @@ fn containers_are_those_that_the_guest_made() {
     let numbers = told_lines(&shell, "^NSpid:", "status");
     assert_eq!(has_groups, !groups.is_empty());
     let (mut it, mut contained) = (Comparison::default(), 0);
-    let insight = Insight::new(&shell.linux);
-    insight.look(&shell.linux.machine, |look| {
+    shell.linux.look(|look| {
         let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
         for task in &processes.items {
             let node = look.cgroup_node(task).unwrap_or_else(|e| panic!("{e}"));
@@ -208,21 +205,16 @@ fn containers_are_those_that_the_guest_made() {
 fn user_stacks_reach_the_programs_start_through_every_call() {
     let host = host!();
     let shell = crowd::guest(host);
-    let insight = Insight::new(&shell.linux);
     // A worker that just enters or leaves the kernel has no readable stack. Then the guest runs on,
     // until its shell has answered.
-    while !user_stacks_are_whole(&shell.linux.machine, &insight) {
+    while !shell.linux.look(|look| user_stacks_are_whole(&look)) {
         shell.run("true");
     }
 }
 
 /// Compares the stacks of all workers with the calls that they make. Returns `false` if one is at
 /// the border of the kernel.
-fn user_stacks_are_whole(machine: &Machine, insight: &Insight) -> bool {
-    let paused = machine.pause();
-    let cpus = insight::cpus(machine, &paused);
-    let memory = PausedMemory::new(machine.ram());
-    let look = insight.system.look(&memory, &cpus);
+fn user_stacks_are_whole(look: &PausedSystem<'_>) -> bool {
     let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
     let workers: Vec<_> = processes
         .items

@@ -4,12 +4,11 @@
 use std::thread;
 use std::time::Duration;
 
-use bt::session::ScriptSession;
+use exotrace::{MapLine, MapValue, Script};
 use probes::engine::{Capture, Filter, ProbeStats, Session};
 use probes::event::Event;
 use probes::module_probes::ModuleProbes;
 use probes::provider::{self, module};
-use support::scripts::ScriptGuest;
 use support::traced::{Traced, events};
 use support::{host, tracing};
 
@@ -44,9 +43,7 @@ struct Followed {
 impl Followed {
     fn new(traced: &Traced, patterns: &[&str]) -> Self {
         let patterns: Vec<_> = patterns.iter().map(|text| tracing::pattern(text)).collect();
-        let guest = traced
-            .insight
-            .traceable(&traced.shell.linux.machine, &traced.view);
+        let guest = traced.shell.linux.vm.traceable(&traced.view);
         for pattern in &patterns {
             assert!(provider::find(&guest, pattern).is_err(), "{pattern}");
             assert_eq!(module::to_come(&traced.view, pattern), Some("brd"));
@@ -160,28 +157,26 @@ fn probes_wait_for_a_module_and_come_back_with_it() {
 fn a_script_waits_for_a_module_and_counts_each_load() {
     let host = host!();
     let traced = Traced::new(host, &[]);
-    let guest = ScriptGuest::from(&traced);
-    let mut script = guest
-        .start(
-            "kprobe:brd:brd_init:entry { @init = count(); } \
-             kprobe:brd:brd_init:entry, kprobe:brd:brd_*:entry { @any = count(); } \
-             kprobe:brd:brd_exit:entry { @exit = count(); }",
-        )
-        .into_session();
-    let waiting: Vec<String> = script.waiting().map(str::to_owned).collect();
-    assert_eq!(waiting.len(), 3, "{waiting:?}");
+    let script = traced.shell.linux.vm.script(
+        "kprobe:brd:brd_init:entry { @init = count(); } \
+         kprobe:brd:brd_init:entry, kprobe:brd:brd_*:entry { @any = count(); } \
+         kprobe:brd:brd_exit:entry { @exit = count(); }",
+    );
+    let mut script = script.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(script.waiting().len(), 3, "{:?}", script.waiting());
     for round in 1..=2 {
         for command in [LOAD, REMOVE] {
             follow(&traced, &mut script, command);
         }
-        assert_eq!(script.waiting().count(), 0);
-        let numbers = ["init", "exit", "any"].map(|name| script.number(name));
+        assert_eq!(script.waiting(), [""; 0]);
+        let maps = script.maps();
+        let numbers = ["init", "exit", "any"].map(|name| number(&maps, name));
         let [init, exit, any] = numbers;
         assert_eq!([init, exit], [round, round]);
         assert!(any >= init + exit, "{numbers:?}");
     }
     // Names of the same probe twice: no more probes than functions.
-    let names: Vec<String> = script.probes().iter().map(|p| p.name.to_string()).collect();
+    let names = script.probes();
     let mut once = names.clone();
     once.sort();
     once.dedup();
@@ -190,13 +185,21 @@ fn a_script_waits_for_a_module_and_counts_each_load() {
     traced.assert_well();
 }
 
-fn follow(traced: &Traced, script: &mut ScriptSession, command: &str) {
-    let waiter = script.waiter();
-    let machine = &traced.shell.linux.machine;
-    let guest = traced.insight.traceable(machine, &traced.view);
+/// Returns the value of a map without keys.
+fn number(maps: &[MapLine], name: &str) -> i64 {
+    let map = maps.iter().find(|map| map.name == name);
+    match map
+        .and_then(|map| map.entries.first())
+        .map(|entry| &entry.value)
+    {
+        Some(MapValue::Number(number)) => *number,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+fn follow(traced: &Traced, script: &mut Script, command: &str) {
     tell(traced, command, || {
-        let _ = waiter.wait_at_most(LONGEST, None);
-        script.take_up(&guest);
-        script.drain(&mut |_| {});
+        script.wait(LONGEST);
+        script.output();
     });
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use support::command::{Ended, World, words};
 use support::shell::BOOT_LIMIT;
 use support::{Kernel, host};
+use vmm::boot::KernelFile;
 use vmm::machine::{MachineConfig, SerialOutput};
 use vmm::snapshot::{self, KernelHash, KernelReference, SnapshotInfo};
 
@@ -21,7 +22,7 @@ const MEMORY: u64 = 64 << 20;
 /// Returns the small kernel with its table of symbol names destroyed: it boots, and cannot be
 /// located.
 fn nameless(world: &World) -> PathBuf {
-    let mut bytes = Kernel::small().file.elf().to_vec();
+    let mut bytes = Kernel::small().image.bytes().to_vec();
     // In the table of 256 tokens, the digits are their own tokens, one after the other.
     let digits: Vec<u8> = (b'0'..=b'9').flat_map(|digit| [digit, 0]).collect();
     let at = bytes.windows(digits.len()).position(|part| part == digits);
@@ -94,13 +95,14 @@ fn a_panic_is_told_of_a_restored_machine() {
     let host = host!();
     let world = World::new();
     let kernel = Kernel::small();
+    let file = KernelFile::open(&kernel.path).unwrap_or_else(|e| panic!("{e}"));
     let booted = vmm::machine::boot(
         &host.kvm,
         &host.profile,
         MachineConfig {
             memory: MEMORY,
             cpus: 1,
-            kernel: &kernel.file,
+            kernel: &file,
             initramfs: None,
             command_line: &too_many_words(),
             add_words: true,

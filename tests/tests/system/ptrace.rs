@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use probes::engine::{Capture, Filter, RingSize};
 use probes::event::{Event, EventKind};
 use probes::provider;
-use support::insight::Insight;
 use support::ptrace::{
     FAULT_HANDLERS, Traced, assert_in_order, count, is, is_fault, is_run, made, shell_pid, taken,
     unhandled,
@@ -396,8 +395,6 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
     const DEAD: u64 = 0x80;
     let host = host!();
     let traced = Traced::new(rich::guest(host));
-    let machine = &traced.shell.linux.machine;
-    let insight = Insight::new(&traced.shell.linux);
     let mut session = tracing::session(&traced.engine, tracing::SLOTS);
     let tracefs = "mount -t tracefs t /sys/kernel/tracing";
     traced.shell.type_lines(&[tracefs]);
@@ -408,7 +405,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
     let mut state_is_told = false;
     for event in EVENTS {
         let pattern = tracing::pattern(&format!("tracepoint:vmlinux:*:{event}"));
-        let found = provider::find(&insight.traceable(machine, &traced.view), &pattern);
+        let found = provider::find(&traced.shell.linux.vm.traceable(&traced.view), &pattern);
         let found = found.unwrap_or_else(|e| panic!("{event}: {e}"));
         let [probe] = found.as_slice() else {
             panic!("{event}: {found:?}")

@@ -12,7 +12,6 @@ use introspect::{Gva, PausedMemory};
 use object::read::elf::{ElfFile64, SectionHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, elf};
 use support::crowd::Asked;
-use support::insight::{self, Insight};
 use support::proc_comparison::{Comparison, Told, compare_stacks, compare_stat};
 use support::rich::{self, BRD};
 use support::running_stack::{Running, Trapped, Watched};
@@ -101,9 +100,8 @@ fn told_symbols(shell: &Shell, file: &[u8]) -> Vec<(u64, char, String)> {
 fn a_module_and_its_symbols_are_what_the_guest_tells() {
     let host = host!();
     let shell = with_module(host);
-    let machine = &shell.linux.machine;
-    let insight = Insight::new(&shell.linux);
-    let lost: Vec<_> = insight.system.lost().collect();
+    let system = shell.linux.system();
+    let lost: Vec<_> = system.lost().collect();
     assert!(
         lost.is_empty(),
         "this kernel tells everything, not: {lost:?}"
@@ -117,7 +115,7 @@ fn a_module_and_its_symbols_are_what_the_guest_tells() {
     told.sort();
 
     let mut it = Comparison::default();
-    let inside = insight.look(machine, |look| {
+    let inside = shell.linux.look(|look| {
         let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(modules.error, None);
         // `brd 16384 0 - Live 0xffffffffa0000000`: the count of users and the users are not read
@@ -188,7 +186,7 @@ fn a_module_and_its_symbols_are_what_the_guest_tells() {
     it.finish("modules and their symbols", 20);
 
     shell.output("rmmod brd");
-    insight.look(machine, |look| {
+    shell.linux.look(|look| {
         let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
         assert_eq!((&modules.items, modules.error), (&Vec::new(), None));
         let symbols = look.module_symbols(modules);
@@ -202,24 +200,24 @@ fn a_module_and_its_symbols_are_what_the_guest_tells() {
 fn stacks_by_orc_are_those_the_guest_prints() {
     let host = host!();
     let shell = rich::guest(host);
-    let insight = Insight::new(&shell.linux);
+    let system = shell.linux.system();
     let (guest, moment) = Told::ask(&shell, Asked::Threads);
     let (mut stat, mut stacks) = Default::default();
     let mut still_threads = 0;
-    insight.look_at(&moment.memory, &moment.cpus, |look| {
-        let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(processes.error, None);
-        for process in &processes.items {
-            let threads = look.threads_of(process).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(threads.error, None, "{}", process.pid);
-            for thread in &threads.items {
-                let path = format!("{}/task/{}", process.pid, thread.pid);
-                compare_stat(&mut stat, &look, &guest, thread, &path);
-                still_threads += usize::from(guest.slept(&path));
-            }
-            compare_stacks(&mut stacks, &look, &guest, process, &threads.items);
+    let memory = PausedMemory::new(&moment.memory);
+    let look = system.look(&memory, &moment.cpus);
+    let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(processes.error, None);
+    for process in &processes.items {
+        let threads = look.threads_of(process).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(threads.error, None, "{}", process.pid);
+        for thread in &threads.items {
+            let path = format!("{}/task/{}", process.pid, thread.pid);
+            compare_stat(&mut stat, &look, &guest, thread, &path);
+            still_threads += usize::from(guest.slept(&path));
         }
-    });
+        compare_stacks(&mut stacks, &look, &guest, process, &threads.items);
+    }
     println!("{still_threads} threads slept");
     assert!(still_threads >= STILL_THREADS, "{still_threads}");
     Comparison::finish(stat, "stat", 500);
@@ -230,8 +228,6 @@ fn stacks_by_orc_are_those_the_guest_prints() {
 fn the_stack_of_whatever_runs_reaches_its_end() {
     let host = host!();
     let shell = with_module(host);
-    let machine = &shell.linux.machine;
-    let insight = Insight::new(&shell.linux);
     // Programs are started and ended, text formatted, a disk written and read.
     shell.type_line(
         "while true; do dd if=/dev/zero of=/dev/ram0 bs=16k count=1; dd if=/dev/ram0 of=/tmp/x bs=16k count=1; \
@@ -242,7 +238,7 @@ fn the_stack_of_whatever_runs_reaches_its_end() {
     for stop in 0..STOPS {
         // Times that match no period of the guest's.
         std::thread::sleep(Duration::from_micros(u64::from(200 + stop * 7919 % 3_000)));
-        let Some(running) = insight.look(machine, |look| Running::of(&look)) else {
+        let Some(running) = shell.linux.look(|look| Running::of(&look)) else {
             *counts.entry("idle".to_owned()).or_default() += 1;
             continue;
         };
@@ -392,7 +388,7 @@ fn stacks_reach_their_end_from_every_instruction_of_the_entries() {
     let shell = rich::guest(host);
     shell.type_line("while true; do true | true; done &");
     let watched = Watched::new(&shell);
-    let machine = &shell.linux.machine;
+    let machine = shell.linux.machine();
     let (mut reached, mut stacks, mut at_border) = (0, 0, 0);
     let (mut faults, mut missed) = (Vec::new(), Vec::new());
     for (function, length) in ENTRIES {
@@ -435,9 +431,9 @@ fn the_kernel_found_in_memory_is_the_one_in_the_file() {
     let host = host!();
     let shell = rich::guest(host);
     let view = shell.linux.view();
-    let machine = &shell.linux.machine;
+    let machine = shell.linux.machine();
     let paused = machine.pause();
-    let cpus = insight::cpus(machine, &paused);
+    let cpus = shell.linux.cpus(&paused);
     let memory = PausedMemory::new(machine.ram());
     let entry = machine.syscall_entry(&paused, 0).map_or(0, |entry| entry.0);
     let live = RunningKernel::find(memory.view(cpus[0].address_space()), &cpus[0], entry);
@@ -458,7 +454,7 @@ fn the_kernel_found_in_memory_is_the_one_in_the_file() {
     assert_eq!(live.banner.as_deref(), shell.linux.kernel.image.banner());
     assert!(live.space_lasts);
     let types = |kernel: RunningKernel| kernel.types.unwrap_or_else(|e| panic!("{e}"));
-    let (found, expected) = (types(live), types(view.kernel));
+    let (found, expected) = (types(live), types(view.kernel.clone()));
     println!("{} types", found.len());
     assert_eq!(found.len(), expected.len());
 }

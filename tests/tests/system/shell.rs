@@ -74,7 +74,7 @@ fn time_stands_still_between_save_and_restore_and_goes_on_after() {
     let shell = Shell::new(host);
     let running = Instant::now();
     let (uptime, date) = times(&shell);
-    shell.save(host, &saved);
+    shell.save(&saved);
     drop(shell);
     let ran_before = running.elapsed();
     std::thread::sleep(AWAY);
@@ -114,7 +114,7 @@ fn a_timer_that_was_armed_when_the_guest_was_saved_fires() {
         shell.linux.wait_for("go\r\n", COMMAND_LIMIT);
         // Time to start `sleep`, not to end it.
         std::thread::sleep(Duration::from_secs(1));
-        shell.save(host, &saved);
+        shell.save(&saved);
         if !shell.linux.serial.since(0).contains("awake=2") {
             break;
         }

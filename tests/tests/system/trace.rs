@@ -22,8 +22,8 @@ const BLOCK: u64 = 0x400;
 
 fn traced_shell(host: &Host) -> (Shell, Arc<KernelView>, Engine) {
     let shell = Shell::new(host);
-    let view = Arc::new(shell.linux.view());
-    let engine = tracing::engine(&shell.linux, &view);
+    let view = shell.linux.view();
+    let engine = shell.linux.engine(&view);
     (shell, view, engine)
 }
 
@@ -34,8 +34,8 @@ fn no_trap_stands_where_the_kernel_executes_nothing() {
     let (shell, view, _) = traced_shell(host);
     let data = view.kernel.symbols.address_of("init_task");
     let data = data.unwrap_or_else(|| panic!("no init_task"));
-    let traps = shell.linux.machine.traps();
-    let ram = shell.linux.machine.ram();
+    let traps = shell.linux.machine().traps();
+    let ram = shell.linux.machine().ram();
     // Not every host supports no-execute pages for its guests.
     let place = translate(ram, view.kernel.space, Gva(data)).unwrap_or_else(|e| panic!("{e}"));
     let armed = traps.arm_kernel(Gva(data), view.kernel.space);
@@ -80,7 +80,7 @@ fn a_program_does_not_choose_where_traps_for_returns_stand() {
         let address = view.kernel.symbols.address_of(name);
         Gva(address.unwrap_or_else(|| panic!("no {name}")))
     };
-    let table = linux.machine.traps();
+    let table = linux.machine().traps();
     let way_out = "kprobe::swapgs_restore_regs_and_return_to_usermode:return";
     let mut session = tracing::session(&engine, SLOTS);
     tracing::enable(
@@ -90,7 +90,7 @@ fn a_program_does_not_choose_where_traps_for_returns_stand() {
     );
     // Data; and text where no call ends: behind the first instruction of a function.
     for chosen in [symbol("linux_banner"), Gva(symbol("vfs_write").0 + 1)] {
-        let place = translate(linux.machine.ram(), view.kernel.space, chosen);
+        let place = translate(linux.machine().ram(), view.kernel.space, chosen);
         let place = place.unwrap_or_else(|e| panic!("{chosen}: {e}")).gpa;
         let byte = linux.byte(place);
         let refused = engine.stats().without_return;
@@ -119,7 +119,7 @@ fn functions_that_the_kernel_has_freed_are_not_offered() {
         let Target::Kernel { address, .. } = probe.target else {
             panic!("{probe:?}")
         };
-        let place = translate(shell.linux.machine.ram(), view.kernel.space, address);
+        let place = translate(shell.linux.machine().ram(), view.kernel.space, address);
         assert!(place.is_ok_and(|place| !place.no_execute), "{probe:?}");
     }
 }
@@ -258,7 +258,7 @@ fn system_calls_of_a_program_are_seen_with_arguments_strings_and_results() {
     let line = format!("dd if=/dev/zero of=/tmp/x bs=1k count={WRITES} 2> /dev/null");
     let answer = shell.start(&line).answer(4 * COMMAND_LIMIT);
     assert_eq!(answer.status, 0, "{answer:?}");
-    let paused = shell.linux.machine.pause();
+    let paused = shell.linux.machine().pause();
     let stats: Vec<_> = (0..6)
         .map(|n| session.probe_stats(n).unwrap_or_default())
         .collect();
@@ -376,7 +376,7 @@ fn attaching_and_detaching_time_and_again_leaves_a_busy_guest_as_it_was() {
         }
         tracing.finish(&none);
         assert_eq!(linux.text_hash(&view), before, "round {round}");
-        assert!(linux.machine.traps().hits().is_empty(), "round {round}");
+        assert!(linux.machine().traps().hits().is_empty(), "round {round}");
     }
     assert_eq!(shell.output("kill $!; echo $((40+2))"), "42");
     let log = shell.output("dmesg | grep -c -i -e bug -e oops -e stall || true");
@@ -395,11 +395,11 @@ fn functions_of_a_loaded_module_are_traced_by_name() {
     assert!(!unloaded.nearest.is_empty(), "names that look like it");
 
     shell.type_lines(&[&format!("insmod {}", rich::BRD)]);
-    let view = Arc::new(linux.view());
+    let view = linux.view();
     let found = provider::kernel_probes(&view, &pattern).probes;
     let module: Vec<_> = found.iter().map(|p| p.name.module.as_str()).collect();
     assert_eq!(module, ["brd"]);
-    let engine = tracing::engine(linux, &view);
+    let engine = linux.engine(&view);
     let none = engine.stats();
     let tracing = Tracing::new(linux, &engine, &names, &Filter::default(), SLOTS);
     let address = tracing.address(0);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use probes::kernel_view::KernelView;
 use support::shell::{Answer, COMMAND_LIMIT};
-use support::{Shell, host, host::Host, tracing};
+use support::{Shell, host, host::Host};
 use trace_devices::port::{ControlPort, EventPort, EventReader};
 use trace_devices::trace::Device;
 use trace_devices::trace_line::{LINE_BYTES, LineKind, TraceLine};
@@ -23,12 +23,12 @@ struct Traced {
 impl Traced {
     fn new(host: &Host) -> Self {
         let shell = Shell::new(host);
-        let view = Arc::new(shell.linux.view());
-        let device = Device::new(tracing::engine(&shell.linux, &view));
+        let view = shell.linux.view();
+        let device = shell.linux.vm.trace_device();
         Self {
+            device: device.unwrap_or_else(|e| panic!("{e}")),
             shell,
             view,
-            device,
         }
     }
 

@@ -120,7 +120,7 @@ fn compare(traced: &Traced, cases: &[Case], work: &str) {
             name(case)
         )
     });
-    let script = ScriptGuest::from(traced).start(&rules.collect::<String>());
+    let script = ScriptGuest::from(traced).start(rules.collect::<String>().as_str());
     let all: Vec<String> = cases.iter().map(name).collect();
     traced.tell("echo 0 > tracing_on; echo > trace");
     traced.tell(&format!(

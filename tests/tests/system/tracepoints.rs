@@ -11,7 +11,6 @@ use introspect::kernel::process::ProcessLayout;
 use introspect::kernel::tracepoint::{Tracepoint, TracepointLayout, Tracepoints};
 use introspect::system::PausedSystem;
 use introspect::{Gpa, Gva, MemoryView};
-use support::insight::Insight;
 use support::rich::{self, BRD};
 use support::shell::COMMAND_LIMIT;
 use support::{Kernel, Shell, crowd, host};
@@ -132,7 +131,6 @@ fn the_tracepoints_are_those_of_the_image_and_of_tracefs() {
     let shell = rich::guest(host);
     let kernel = shell.linux.kernel;
     let btf = types(kernel);
-    let insight = Insight::new(&shell.linux);
     let events = shell
         .start("mount -t tracefs t /sys/kernel/tracing; cat /sys/kernel/tracing/available_events")
         .answer(4 * COMMAND_LIMIT);
@@ -144,7 +142,7 @@ fn the_tracepoints_are_those_of_the_image_and_of_tracefs() {
         .filter_map(|line| line.trim().split_once(':'))
         .filter(|(system, _)| *system != "syscalls")
         .collect();
-    insight.look(&shell.linux.machine, |look| {
+    shell.linux.look(|look| {
         let (found, labels) = read(&look, &btf);
         let symbols = look.system().symbols();
 
@@ -267,9 +265,8 @@ fn what_the_guest_traces_is_seen_to_be_traced() {
     let host = host!();
     let shell = rich::guest(host);
     let btf = types(shell.linux.kernel);
-    let insight = Insight::new(&shell.linux);
     let look = |expected: bool| {
-        insight.look(&shell.linux.machine, |look| {
+        shell.linux.look(|look| {
             let (found, _) = read(&look, &btf);
             for item in &found.items {
                 let name = &item.name[..];
@@ -301,10 +298,9 @@ fn a_module_without_any_adds_none() {
     let host = host!();
     let shell = rich::guest(host);
     let btf = types(shell.linux.kernel);
-    let insight = Insight::new(&shell.linux);
     // It may have jump labels of its own: those in its text are ignored.
     let found = || {
-        insight.look(&shell.linux.machine, |look| {
+        shell.linux.look(|look| {
             let (tracepoints, labels) = read(&look, &btf);
             let modules = look.modules().unwrap_or_else(|e| panic!("{e}")).items;
             let is_of_kernel = |label: &&JumpEntry| {
@@ -333,8 +329,7 @@ fn a_kernel_without_tracepoints_has_an_empty_list() {
     let host = host!();
     let shell = Shell::new(host);
     let btf = types(shell.linux.kernel);
-    let insight = Insight::new(&shell.linux);
-    insight.look(&shell.linux.machine, |look| {
+    shell.linux.look(|look| {
         let layout = TracepointLayout::new(&btf, look.system().symbols());
         let layout = layout.unwrap_or_else(|e| panic!("{e}"));
         let found = layout.read_all(look.kernel(), &[]);
@@ -404,8 +399,7 @@ fn pages_belong_to_the_files_that_map_them() {
     let host = host!();
     for shell in [rich::guest(host), crowd::guest(host)] {
         let btf = types(shell.linux.kernel);
-        let insight = Insight::new(&shell.linux);
-        let (files, compared) = insight.look(&shell.linux.machine, |look| owners(&look, &btf));
+        let (files, compared) = shell.linux.look(|look| owners(&look, &btf));
         println!("{files} pages of files, {compared} mapped ones compared");
         assert!(compared > 500 && files > compared / 100);
     }

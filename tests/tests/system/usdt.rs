@@ -34,7 +34,7 @@ fn whole_capture() -> Capture {
 
 /// Makes a session with probes, all enabled at once.
 fn enabled(guest: &UserGuest, engine: &Engine, probes: &[Probe], filter: &Filter) -> Session {
-    let _paused = guest.shell.linux.machine.pause();
+    let _paused = guest.shell.linux.machine().pause();
     let capture = whole_capture();
     let size = RingSize::for_capture(SLOTS, &capture);
     let mut session = engine.session(size).unwrap_or_else(|e| panic!("{e}"));
@@ -52,7 +52,7 @@ fn finish(
     mut session: Session,
     probes: &[Probe],
 ) -> BTreeMap<String, Vec<Event>> {
-    let paused = guest.shell.linux.machine.pause();
+    let paused = guest.shell.linux.machine().pause();
     session.disable_all();
     drop(paused);
     let mut found: BTreeMap<String, Vec<Event>> = BTreeMap::new();

@@ -166,7 +166,7 @@ fn many_calls(guest: &UserGuest, command: &str, processes: u64) {
                 std::thread::sleep(Duration::from_millis(50));
                 other.disable_all();
                 // No earlier hit is still in progress.
-                let paused = shell.linux.machine.pause();
+                let paused = shell.linux.machine().pause();
                 let mut read = 0;
                 other.drain(|_| read += 1);
                 let stats = other.stats().probes;

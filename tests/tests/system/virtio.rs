@@ -273,7 +273,7 @@ fn attach(ports: &ConsolePorts, name: &str) -> Kept {
 }
 
 fn ports_carry_bytes(shell: &Shell) {
-    let ports = shell.linux.machine.console_ports();
+    let ports = shell.linux.machine().console_ports();
     let ports = ports.unwrap_or_else(|| panic!("no console"));
     // A driver learns of its ports by messages, which may come after it is bound. Only a port with
     // a name has the file.
@@ -352,7 +352,7 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
     shell.linux.wait("first sectors", from, COMMAND_LIMIT, |_| {
         (read(&images.empty())[..4096] != [0; 4096]).then_some(())
     });
-    shell.save(host, &saved);
+    shell.save(&saved);
     drop(shell);
 
     let restored = |disks: &RestoredDisks| {
@@ -441,7 +441,7 @@ fn goes_on_after_a_restore(shell: &Shell, images: &Images) {
     random_numbers_come(shell);
     ports_carry_bytes(shell);
     disks_are_what_was_asked_for(shell, images);
-    let stats = shell.linux.machine.stats().virtio;
+    let stats = shell.linux.machine().stats().virtio;
     for device in &stats {
         assert_eq!(device.lost_interrupts, 0, "{stats:?}");
         let rejected: u64 = device
