@@ -178,7 +178,8 @@ pub struct Counts {
     pub lost_returns: u64,
     /// The calls whose return could not be trapped.
     pub without_return: u64,
-    /// The calls that have not returned yet.
+    /// The calls that have not returned yet. At the end of a trace: those that no other trace waits
+    /// for.
     pub waiting_returns: u64,
     /// The hits whose process could not be read.
     pub unknown_task: u64,

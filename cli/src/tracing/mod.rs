@@ -46,6 +46,8 @@ pub struct Tracing {
     began: ClockPair,
     /// The probes that a budget has stopped, as of the end.
     unwatched: Vec<Unwatched>,
+    /// The calls that had not returned at the end, when this trace ceased to wait for them.
+    waiting_returns: Option<u64>,
 }
 
 impl Tracing {
@@ -163,6 +165,7 @@ impl Tracing {
             before,
             began,
             unwatched: Vec::new(),
+            waiting_returns: None,
         };
         tracing.look_for_files(guest);
         tracing.look_for_modules(ModuleProbes::take_up_present);
@@ -254,7 +257,10 @@ impl Tracing {
         let machine = self.session.engine().machine().clone();
         let _paused = machine.pause();
         let each = self.look();
+        let waiting = |session: &Session| session.engine().stats().waiting_returns;
+        let before = waiting(&self.session);
         self.session.disable_all();
+        self.waiting_returns = Some(before.saturating_sub(waiting(&self.session)));
         each
     }
 
@@ -285,7 +291,7 @@ impl Tracing {
             unpaired_returns: engine.unpaired_returns - self.before.unpaired_returns,
             lost_returns: engine.lost_returns - self.before.lost_returns,
             without_return: engine.without_return - self.before.without_return,
-            waiting_returns: engine.waiting_returns,
+            waiting_returns: self.waiting_returns.unwrap_or(engine.waiting_returns),
             unknown_task: engine.unknown_task - self.before.unknown_task,
             cost: Cost::of(self.session.cost(), self.session.engine().tsc_hz()),
             unwatched: self.unwatched.clone(),

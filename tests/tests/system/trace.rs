@@ -14,6 +14,7 @@ use probes::probe::{Moment, Probe, Target};
 use probes::provider;
 use support::shell::COMMAND_LIMIT;
 use support::tracing::{self, SLOTS, is_entry};
+use support::user_guest::{FOR_EVER, UserGuest};
 use support::{Host, Shell, Tracing, host, rich, tiny_program};
 use vmm::trap::ArmError;
 
@@ -331,6 +332,24 @@ fn only_the_chosen_process_is_recorded_and_the_others_are_counted() {
     let (events, [entries, _]) = tracing.finish(&none);
     assert!(entries.filtered > 0 && !events.is_empty(), "{entries:?}");
     assert!(events.iter().all(|e| e.pid == Some(pid)), "{events:?}");
+}
+
+#[test]
+fn calls_that_have_not_returned_are_counted_at_the_end() {
+    const FUNCTION: &str = "kprobe:hrtimer_nanosleep";
+    let host = host!();
+    let guest = UserGuest::new(host);
+    let [entry, exit] = ["entry", "return"].map(|moment| format!("{FUNCTION}:{moment}"));
+    let trace = guest.shell.linux.vm.trace([entry.as_str(), exit.as_str()]);
+    let trace = trace.unwrap_or_else(|e| panic!("{e}"));
+    let sleeper = guest.spawn_sleeper(&format!("fsload 1 {FOR_EVER}"));
+    let counts = trace.finish();
+    assert_eq!(
+        (counts.entries, counts.exits, counts.waiting_returns),
+        (1, 0, 1),
+        "{counts:?}"
+    );
+    guest.kill(sleeper);
 }
 
 #[test]
