@@ -8,6 +8,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -113,6 +114,48 @@ impl Cache {
         self.entries(prefix).ok()?.pop()
     }
 
+    /// Returns the entry `name`, if it has been made, and keeps it from
+    /// [`remove_unused`](Self::remove_unused) until the value is dropped.
+    ///
+    /// # Errors
+    /// If it cannot be opened or locked.
+    pub fn hold(&self, name: &str) -> Result<Option<Held>, CacheError> {
+        let path = self.root.join(name);
+        loop {
+            let lock = match File::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                opened => opened.map_err(failed("open", &path))?,
+            };
+            flock(&lock, FlockOperation::LockShared)
+                .map_err(io::Error::from)
+                .map_err(failed("lock", &path))?;
+            // Another process may have removed it before it was locked, and made it again.
+            let locked = lock.metadata().map_err(failed("read", &path))?.ino();
+            if fs::metadata(&path).is_ok_and(|found| found.ino() == locked) {
+                return Ok(Some(Held { path, _lock: lock }));
+            }
+        }
+    }
+
+    /// Removes the entries whose names start with `prefix`, except those that a process holds.
+    ///
+    /// # Errors
+    /// If they cannot be listed, or one cannot be removed.
+    pub fn remove_unused(&self, prefix: &str) -> Result<(), CacheError> {
+        for path in self.entries(prefix)? {
+            let lock = match File::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened.map_err(failed("open", &path))?,
+            };
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => fs::remove_dir_all(&path).map_err(failed("remove", &path))?,
+                Err(Errno::WOULDBLOCK) => {}
+                Err(errno) => return Err(failed("lock", &path)(errno.into())),
+            }
+        }
+        Ok(())
+    }
+
     /// Locks `topic` for this process alone, and reports to `progress` if it has to wait. Released
     /// on drop, or when the process ends.
     ///
@@ -177,6 +220,21 @@ fn root_from(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     set("EXOTRACE_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|path| path.join("exotrace")))
         .or_else(|| set("HOME").map(|path| path.join(".cache/exotrace")))
+}
+
+/// An entry that is not removed as long as this value lives.
+#[derive(Debug)]
+pub struct Held {
+    path: PathBuf,
+    /// The entry's folder, locked; closing it releases the lock.
+    _lock: File,
+}
+
+impl Held {
+    /// Returns the path of the entry.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 /// The exclusive right to work on one topic of the cache.
@@ -256,6 +314,24 @@ mod tests {
         assert_eq!(cache.entry("thing-1"), Some(entry.clone()));
         assert_eq!(cache.newest("thing-"), Some(entry));
         assert_eq!(cache.newest("other-"), None);
+    }
+
+    #[test]
+    fn entries_in_use_are_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        for name in ["guest-used", "guest-unused", "other-unused"] {
+            fs::create_dir(directory.path().join(name)).unwrap();
+        }
+        assert!(cache.hold("guest-new").unwrap().is_none());
+        let held = cache.hold("guest-used").unwrap().unwrap();
+        cache.remove_unused("guest-").unwrap();
+        assert_eq!(cache.entry("guest-used").as_deref(), Some(held.path()));
+        assert_eq!(cache.entry("guest-unused"), None);
+        assert!(cache.entry("other-unused").is_some());
+        drop(held);
+        cache.remove_unused("guest-").unwrap();
+        assert_eq!(cache.entry("guest-used"), None);
     }
 
     #[test]

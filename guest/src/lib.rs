@@ -26,5 +26,5 @@ pub mod elf;
 pub mod micro;
 mod progress;
 
-pub use cache::{Cache, CacheError, Lock, Scratch, failed, short};
+pub use cache::{Cache, CacheError, Held, Lock, Scratch, failed, short};
 pub use progress::{Progress, Silent, Terminal};

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -110,8 +110,8 @@ pub fn files(host: &Host, progress: &Terminal) -> Result<Files, Failure> {
 }
 
 impl Files {
-    /// Returns the snapshot's path in the cache.
-    fn snapshot(&self, host: &Host) -> PathBuf {
+    /// Returns the snapshot's name in the cache.
+    fn snapshot(&self, host: &Host) -> String {
         let mut hash = DefaultHasher::new();
         (
             FORMAT_VERSION,
@@ -123,9 +123,7 @@ impl Files {
         (self.kernel.size, self.kernel.hash, &self.initramfs).hash(&mut hash);
         // Symbols are looked for at the path in the snapshot.
         self.kernel.path.hash(&mut hash);
-        self.cache
-            .root()
-            .join(format!("{PREFIX}{:016x}", hash.finish()))
+        format!("{PREFIX}{:016x}", hash.finish())
     }
 }
 
@@ -141,15 +139,20 @@ pub fn start(
     signals: &StopSignals,
     progress: &Terminal,
 ) -> Result<Ready, Failure> {
-    let folder = files.snapshot(&host);
+    let snapshot = files.snapshot(&host);
+    let folder = files.cache.root().join(&snapshot);
     if rebuild {
         remove(&folder);
     }
+    let mut held = files.cache.hold(&snapshot)?;
     // Of several first demos one boots the guest and the others wait for it.
-    let _lock = match folder.is_dir() {
-        true => None,
-        false => Some(files.cache.lock("demo-snapshot", progress)?),
+    let _lock = match held {
+        Some(_) => None,
+        None => Some(files.cache.lock("demo-snapshot", progress)?),
     };
+    if held.is_none() {
+        held = files.cache.hold(&snapshot)?;
+    }
     let serial = Serial::default();
     let builder = || {
         let builder = Vm::builder().name(name.to_string());
@@ -157,7 +160,7 @@ pub fn start(
         builder.console(serial.clone())
     };
     let started = Instant::now();
-    let restored = folder.is_dir().then(|| builder().restore(&folder).start());
+    let restored = held.map(|held| builder().restore(held.path()).start());
     let restored = match restored.transpose() {
         Err(StartError::Snapshot(error)) => {
             say(format_args!("{error}; booting the guest anew"));
@@ -225,26 +228,21 @@ fn wait_for_shell(vm: &Vm, serial: &Serial, progress: &Terminal) -> Result<(), F
     Ok(())
 }
 
-/// Saves the guest for the next run, in place of older ones.
+/// Saves the guest for the next run, in place of older ones that no demo restores now.
 fn keep(vm: &Vm, cache: &Cache, folder: &Path) -> Result<(), Failure> {
-    while let Some(older) = cache.newest(PREFIX) {
-        if !remove(&older) {
-            break;
-        }
+    if let Err(error) = cache.remove_unused(PREFIX) {
+        log::warn!("{error}");
     }
     vm.snapshot(folder)?;
     Ok(())
 }
 
 /// Removes a snapshot; machines that were restored from it keep their memory.
-fn remove(folder: &Path) -> bool {
+fn remove(folder: &Path) {
     match fs::remove_dir_all(folder) {
-        Ok(()) => true,
-        Err(error) => {
-            if error.kind() != std::io::ErrorKind::NotFound {
-                log::warn!("{}: {error}", folder.display());
-            }
-            false
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            log::warn!("{}: {error}", folder.display());
         }
+        _ => {}
     }
 }
