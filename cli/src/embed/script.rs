@@ -93,7 +93,7 @@ impl Script {
     }
 
     /// Waits for output, `exit()`, the guest's end, or a file or module that a probe waits for, but
-    /// for at most `timeout`.
+    /// for at most `timeout`. It may return before any of these has come: the caller looks again.
     pub fn wait(&self, timeout: Duration) {
         let _ = self.job.waiter().wait_at_most(timeout, None);
     }
