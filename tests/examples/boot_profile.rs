@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use exotrace::Vm;
 use introspect::kernel::image::KernelImage;
 use vmm::boot::KernelFile;
+use vmm::machine::VirtioConfig;
 
 const SAMPLES_PER_SECOND: u32 = 40;
 const SHOWN: usize = 40;
@@ -36,6 +37,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .unwrap_or(128);
     let builder = Vm::builder().kernel(kernel).initramfs(initramfs);
     let builder = builder.command_line(command_line).memory(memory << 20);
+    // No device takes a part of the boot.
+    let builder = builder.virtio(VirtioConfig::default());
     let limit = Duration::from_secs(seconds.parse()?);
     let start = Instant::now();
     let mut counts: HashMap<&str, u64> = HashMap::new();

@@ -260,7 +260,9 @@ impl Tracing {
         let waiting = |session: &Session| session.engine().stats().waiting_returns;
         let before = waiting(&self.session);
         self.session.disable_all();
-        self.waiting_returns = Some(before.saturating_sub(waiting(&self.session)));
+        let waiting = before.saturating_sub(waiting(&self.session));
+        // Nothing waits any more when it is stopped again.
+        self.waiting_returns.get_or_insert(waiting);
         each
     }
 

@@ -144,15 +144,14 @@ pub fn start(
     if rebuild {
         remove(&folder);
     }
-    let mut held = files.cache.hold(&snapshot)?;
     // Of several first demos one boots the guest and the others wait for it.
-    let _lock = match held {
-        Some(_) => None,
-        None => Some(files.cache.lock("demo-snapshot", progress)?),
+    let (held, _lock) = match files.cache.hold(&snapshot)? {
+        Some(held) => (Some(held), None),
+        None => {
+            let lock = files.cache.lock("demo-snapshot", progress)?;
+            (files.cache.hold(&snapshot)?, Some(lock))
+        }
     };
-    if held.is_none() {
-        held = files.cache.hold(&snapshot)?;
-    }
     let serial = Serial::default();
     let builder = || {
         let builder = Vm::builder().name(name.to_string());
