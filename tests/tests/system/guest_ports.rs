@@ -267,9 +267,14 @@ fn a_replay_answers_the_guest_as_it_was_answered() {
 
     let options = "--guest-ports rw --replay";
     let mut again = restore(&world, options, &world.path("back"));
+    let mut end = String::new();
     again.wait_until("end of the replay", COMMAND_LIMIT, |_, stderr| {
-        stderr.contains("the guest went the same way")
+        let mut lines = stderr.split_inclusive('\n');
+        let told = lines.find(|line| line.contains(" recording ") && line.ends_with('\n'));
+        end = told.unwrap_or_default().to_owned();
+        told.is_some()
     });
+    assert!(end.contains("the guest went the same way"), "{end}");
     let printed = again.printed().0.replace('\r', "");
     for answer in &answers {
         assert!(printed.contains(answer), "{answer}\nnot in {printed}");

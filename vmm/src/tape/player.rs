@@ -88,6 +88,8 @@ pub(crate) struct Player {
     later: BTreeMap<Stream, VecDeque<usize>>,
     /// The inputs that are due.
     due: BTreeMap<Stream, VecDeque<Vec<u8>>>,
+    /// The moments that are due at which ports' backends had handled an open or a close, by port.
+    settled: BTreeMap<Stream, usize>,
     /// The inputs that a device has asked for before their turn.
     pulled: BTreeSet<usize>,
     departed: Option<(usize, String)>,
@@ -115,6 +117,7 @@ impl Player {
             expected,
             later,
             due: BTreeMap::new(),
+            settled: BTreeMap::new(),
             pulled: BTreeSet::new(),
             departed: None,
             awake: BTreeSet::new(),
@@ -195,7 +198,12 @@ impl Player {
                 Kind::Input(_) if self.pulled.remove(&self.next) => {}
                 Kind::Input(_) if elapsed < at => return,
                 Kind::Input(bytes) => {
-                    self.due.entry(stream).or_default().push_back(bytes.clone());
+                    match stream {
+                        Stream::Port(_) if bytes.is_empty() => {
+                            *self.settled.entry(stream).or_default() += 1;
+                        }
+                        _ => self.due.entry(stream).or_default().push_back(bytes.clone()),
+                    }
                     self.awake.insert(stream);
                     if let Some(later) = self.later.get_mut(&stream) {
                         later.pop_front();
@@ -257,9 +265,6 @@ impl Player {
         let Some(due) = self.due.get_mut(&stream) else {
             return Pull::Nothing;
         };
-        while due.front().is_some_and(Vec::is_empty) {
-            due.pop_front();
-        }
         let Some(mut bytes) = due.pop_front() else {
             return Pull::Nothing;
         };
@@ -271,8 +276,11 @@ impl Player {
     /// Takes the moment at which a port's backend had handled an open or a close. Returns whether
     /// it has come.
     pub(crate) fn settle(&mut self, stream: Stream) -> bool {
-        match self.due.get_mut(&stream) {
-            Some(due) if due.front().is_some_and(Vec::is_empty) => due.pop_front().is_some(),
+        match self.settled.get_mut(&stream) {
+            Some(moments @ 1..) => {
+                *moments -= 1;
+                true
+            }
             _ => self.departed.is_some(),
         }
     }
@@ -327,11 +335,11 @@ impl Player {
         // A guest that went another way may never open a port again.
         let may_stay =
             |stream: &Stream| matches!(stream, Stream::Port(_)) && self.departed.is_some();
+        let given = |(stream, due): (_, &VecDeque<_>)| due.is_empty() || may_stay(stream);
+        let taken = |(stream, moments): (_, &usize)| *moments == 0 || may_stay(stream);
         let is_done = self.next >= self.events.len()
-            && self
-                .due
-                .iter()
-                .all(|(stream, due)| due.is_empty() || may_stay(stream))
+            && self.due.iter().all(given)
+            && self.settled.iter().all(taken)
             && now.saturating_duration_since(self.began) >= self.length;
         is_done.then(|| self.so_far(now))
     }
@@ -457,6 +465,29 @@ mod tests {
         player.output(PORT, &[b"c"], now);
         assert!(player.finished().is_none());
         assert!(player.settle(PORT) && !player.settle(PORT));
+        assert_eq!(player.finished().unwrap().end, ReplayEnd::Same);
+    }
+
+    /// A device may ask for bytes between its backend's open and the moment at which that is
+    /// handled.
+    #[test]
+    fn a_port_that_is_read_before_it_has_settled_settles_nevertheless() {
+        const PORT: Stream = Stream::Port(2);
+        let (mut player, now) = recorded(|recorder| {
+            recorder.output(PORT, &[b"o"]);
+            recorder.input(PORT, b"trace");
+            recorder.input(PORT, b"");
+            recorder.output(PORT, &[b"c"]);
+            recorder.input(PORT, b"");
+        });
+        player.output(PORT, &[b"o"], now);
+        assert_eq!(player.take(PORT, 6), Pull::Bytes(b"trace".to_vec()));
+        assert_eq!(player.take(PORT, 6), Pull::Nothing);
+        assert!(player.settle(PORT) && !player.settle(PORT));
+        player.output(PORT, &[b"c"], now);
+        assert_eq!(player.take(PORT, 6), Pull::Nothing);
+        assert!(player.finished().is_none());
+        assert!(player.settle(PORT));
         assert_eq!(player.finished().unwrap().end, ReplayEnd::Same);
     }
 
