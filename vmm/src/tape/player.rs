@@ -11,6 +11,9 @@ use super::log::{Event, Kind, Mark, Recording, Stream};
 
 /// The time that an output may be late, before the run counts as another one.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The number of times of its recorded duration that a step of the guest may take besides: a busy
+/// host gives it less of a CPU than it had.
+const SLOWER: u32 = 4;
 /// The longest wait at a time, for a serial port that has no room.
 const LONGEST_WAIT: Duration = Duration::from_millis(20);
 
@@ -80,6 +83,8 @@ pub(crate) struct Player {
     began: Instant,
     /// The number of events that are done.
     next: usize,
+    /// The time at which the last of them was, since the beginning.
+    reached: Duration,
     /// The outputs of the guest so far.
     marks: BTreeMap<Stream, Mark>,
     /// The events with marks that were not reached yet, by stream.
@@ -113,6 +118,7 @@ impl Player {
             length: recording.length,
             began: now,
             next: 0,
+            reached: Duration::ZERO,
             marks: recording.marks.into_iter().collect(),
             expected,
             later,
@@ -138,6 +144,15 @@ impl Player {
             Kind::Output(mark) => Some(mark),
             Kind::Input(_) => None,
         }
+    }
+
+    /// Returns the time until which the next event, an output at `at` in the recording, may come.
+    fn patience(&self, at: Duration) -> Duration {
+        let before = self.next.checked_sub(1);
+        let before = before.and_then(|index| self.events.get(index));
+        let step = at.saturating_sub(before.map_or(Duration::ZERO, |event| event.at));
+        let most = step.saturating_mul(SLOWER).saturating_add(PATIENCE);
+        self.reached.saturating_add(most)
     }
 
     /// Takes note of bytes that the guest has put out.
@@ -188,7 +203,7 @@ impl Player {
                         wanted.length - length.min(wanted.length),
                     );
                     if !is_there && self.departed.is_none() {
-                        if elapsed < at.saturating_add(PATIENCE) {
+                        if elapsed < self.patience(at) {
                             return;
                         }
                         let late = format!("{stream} has not put out {missing} bytes in time");
@@ -211,6 +226,7 @@ impl Player {
                 }
             }
             self.next += 1;
+            self.reached = elapsed;
         }
     }
 
@@ -219,7 +235,7 @@ impl Player {
         let elapsed = now.saturating_duration_since(self.began);
         let next = self.events.get(self.next).map(|event| match event.kind {
             Kind::Input(_) => event.at,
-            Kind::Output(_) => event.at.saturating_add(PATIENCE),
+            Kind::Output(_) => self.patience(event.at),
         });
         let next = next.unwrap_or(self.length).saturating_sub(elapsed);
         next.clamp(Duration::from_micros(100), LONGEST_WAIT)
@@ -441,6 +457,30 @@ mod tests {
         let _ = player.pull(NET, 100);
         let told = player.finished().unwrap().to_string();
         assert!(told.contains("has not put out 7 bytes in time"), "{told}");
+    }
+
+    /// A replay on a busy host falls behind its recording further and further.
+    #[test]
+    fn a_guest_may_be_slower_than_it_was() {
+        let (mut player, start) = recorded(|recorder| {
+            for _ in 0..10 {
+                recorder.output(SERIAL, &[b"a"]);
+                recorder.input(SERIAL, b"b");
+            }
+        });
+        let second = Duration::from_secs(1);
+        for (at, event) in (0..).zip(&mut player.events) {
+            event.at = second * (at / 2 + 1);
+        }
+        let mut now = start;
+        for _ in 0..10 {
+            now += 4 * second + PATIENCE - Duration::from_millis(1);
+            player.advance(now);
+            assert_eq!(player.take_due(SERIAL), b"");
+            player.output(SERIAL, &[b"a"], now);
+            assert_eq!(player.take_due(SERIAL), b"b");
+        }
+        assert_eq!(player.so_far(now).end, ReplayEnd::Same);
     }
 
     #[test]
