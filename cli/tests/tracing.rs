@@ -44,6 +44,8 @@ fn a_trace_shows_calls_and_takes_its_traps_along() {
         last.starts_with("exotrace: output /dev/full: No space"),
         "{last}"
     );
+    // The machine notices only then that this client has gone.
+    world.wait_for_no_traps();
     // The machine's own process does the tracing: its end ends a trace that still runs.
     let trace = Running::of(world.command("trace micro_leaf -o file"));
     world.wait_for_hits();
