@@ -122,15 +122,16 @@ impl Cache {
     pub fn hold(&self, name: &str) -> Result<Option<Held>, CacheError> {
         let path = self.root.join(name);
         loop {
-            let lock = match File::open(&path) {
+            let folder = match File::open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 opened => opened.map_err(failed("open", &path))?,
             };
-            flock(&lock, FlockOperation::LockShared)
+            flock(&folder, FlockOperation::LockShared)
                 .map_err(io::Error::from)
                 .map_err(failed("lock", &path))?;
+            let lock = Locked(folder);
             // Another process may have removed it before it was locked, and made it again.
-            let locked = lock.metadata().map_err(failed("read", &path))?.ino();
+            let locked = lock.0.metadata().map_err(failed("read", &path))?.ino();
             if fs::metadata(&path).is_ok_and(|found| found.ino() == locked) {
                 return Ok(Some(Held { path, _lock: lock }));
             }
@@ -143,12 +144,15 @@ impl Cache {
     /// If they cannot be listed, or one cannot be removed.
     pub fn remove_unused(&self, prefix: &str) -> Result<(), CacheError> {
         for path in self.entries(prefix)? {
-            let lock = match File::open(&path) {
+            let folder = match File::open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened.map_err(failed("open", &path))?,
             };
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => fs::remove_dir_all(&path).map_err(failed("remove", &path))?,
+            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    let _lock = Locked(folder);
+                    fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
+                }
                 Err(Errno::WOULDBLOCK) => {}
                 Err(errno) => return Err(failed("lock", &path)(errno.into())),
             }
@@ -179,7 +183,9 @@ impl Cache {
             }
             Err(errno) => return Err(failed("lock", &path)(errno.into())),
         }
-        Ok(Lock { _file: file })
+        Ok(Lock {
+            _file: Locked(file),
+        })
     }
 
     /// Makes an empty directory beside the entries, to build in. Leftovers of a killed build are
@@ -222,12 +228,24 @@ fn root_from(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|path| path.join(".cache/exotrace")))
 }
 
+/// A file or folder with a lock, which is released on drop. Closing it does not suffice: a process
+/// that another thread has just forked has it open until it executes its program.
+#[derive(Debug)]
+struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // Closing it releases the lock as well, later at worst.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 /// An entry that is not removed as long as this value lives.
 #[derive(Debug)]
 pub struct Held {
     path: PathBuf,
-    /// The entry's folder, locked; closing it releases the lock.
-    _lock: File,
+    /// The entry's folder.
+    _lock: Locked,
 }
 
 impl Held {
@@ -240,8 +258,8 @@ impl Held {
 /// The exclusive right to work on one topic of the cache.
 #[derive(Debug)]
 pub struct Lock {
-    /// The lock file; closing it releases the lock.
-    _file: File,
+    /// The lock file.
+    _file: Locked,
 }
 
 /// A directory to build in, removed on drop.
@@ -329,6 +347,8 @@ mod tests {
         assert_eq!(cache.entry("guest-used").as_deref(), Some(held.path()));
         assert_eq!(cache.entry("guest-unused"), None);
         assert!(cache.entry("other-unused").is_some());
+        // As a process has it that another thread has just forked.
+        let _copy = held._lock.0.try_clone().unwrap();
         drop(held);
         cache.remove_unused("guest-").unwrap();
         assert_eq!(cache.entry("guest-used"), None);
