@@ -131,8 +131,8 @@ impl Cache {
                 .map_err(failed("lock", &path))?;
             let lock = Locked(folder);
             // Another process may have removed it before it was locked, and made it again.
-            let locked = lock.0.metadata().map_err(failed("read", &path))?.ino();
-            if fs::metadata(&path).is_ok_and(|found| found.ino() == locked) {
+            let inode = lock.0.metadata().map_err(failed("read", &path))?.ino();
+            if fs::metadata(&path).is_ok_and(|found| found.ino() == inode) {
                 return Ok(Some(Held { path, _lock: lock }));
             }
         }

@@ -13,7 +13,7 @@ use super::log::{Event, Kind, Mark, Recording, Stream};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The number of times of its recorded duration that a step of the guest may take besides: a busy
 /// host gives it less of a CPU than it had.
-const SLOWER: u32 = 4;
+const SLOWDOWN: u32 = 4;
 /// The longest wait at a time, for a serial port that has no room.
 const LONGEST_WAIT: Duration = Duration::from_millis(20);
 
@@ -151,7 +151,7 @@ impl Player {
         let before = self.next.checked_sub(1);
         let before = before.and_then(|index| self.events.get(index));
         let step = at.saturating_sub(before.map_or(Duration::ZERO, |event| event.at));
-        let most = step.saturating_mul(SLOWER).saturating_add(PATIENCE);
+        let most = step.saturating_mul(SLOWDOWN).saturating_add(PATIENCE);
         self.reached.saturating_add(most)
     }
 
@@ -351,11 +351,13 @@ impl Player {
         // A guest that went another way may never open a port again.
         let may_stay =
             |stream: &Stream| matches!(stream, Stream::Port(_)) && self.departed.is_some();
-        let given = |(stream, due): (_, &VecDeque<_>)| due.is_empty() || may_stay(stream);
-        let taken = |(stream, moments): (_, &usize)| *moments == 0 || may_stay(stream);
+        let unread = self.due.iter().filter(|(_, due)| !due.is_empty());
+        let unsettled = self.settled.iter().filter(|(_, moments)| **moments > 0);
+        let mut waiting = unread
+            .map(|(stream, _)| stream)
+            .chain(unsettled.map(|(stream, _)| stream));
         let is_done = self.next >= self.events.len()
-            && self.due.iter().all(given)
-            && self.settled.iter().all(taken)
+            && waiting.all(may_stay)
             && now.saturating_duration_since(self.began) >= self.length;
         is_done.then(|| self.so_far(now))
     }
@@ -391,6 +393,7 @@ mod tests {
     const RANDOM: Stream = Stream::Device(0);
     const NET: Stream = Stream::Device(1);
     const SERIAL: Stream = Stream::Serial;
+    const PORT: Stream = Stream::Port(2);
 
     fn recorded(record: impl FnOnce(&mut Recorder)) -> (Player, Instant) {
         let mut recorder = Recorder::default();
@@ -485,7 +488,6 @@ mod tests {
 
     #[test]
     fn a_port_is_answered_as_it_was() {
-        const PORT: Stream = Stream::Port(2);
         let (mut player, now) = recorded(|recorder| {
             recorder.output(PORT, &[b"o"]);
             recorder.input(PORT, b"");
@@ -512,7 +514,6 @@ mod tests {
     /// handled.
     #[test]
     fn a_port_that_is_read_before_it_has_settled_settles_nevertheless() {
-        const PORT: Stream = Stream::Port(2);
         let (mut player, now) = recorded(|recorder| {
             recorder.output(PORT, &[b"o"]);
             recorder.input(PORT, b"trace");
@@ -533,7 +534,6 @@ mod tests {
 
     #[test]
     fn a_port_of_a_guest_that_went_another_way_waits_for_nothing() {
-        const PORT: Stream = Stream::Port(2);
         let (mut player, now) = recorded(|recorder| {
             recorder.output(PORT, &[b"o"]);
             recorder.input(PORT, b"");
