@@ -4,6 +4,8 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use vmm::machine::{Transport, VirtioConfig};
+
 use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::shell::{Parts, Shape, Shell, full_initramfs};
@@ -22,6 +24,10 @@ pub fn guest(host: &Host) -> Shell {
         let parts = Parts {
             shape: Shape {
                 cpus: 2,
+                virtio: VirtioConfig {
+                    transport: transport(),
+                    ..VirtioConfig::default()
+                },
                 ..Shape::default()
             },
             ..Parts::small(full_initramfs())
@@ -29,4 +35,13 @@ pub fn guest(host: &Host) -> Shell {
         parts.kept(host, TOPIC)
     });
     Shell::restore(host, Kernel::small(), folder)
+}
+
+/// Returns the transport whose machine shows the kernel both vCPUs. Kernels of distributions read
+/// the ACPI tables alone, which only a machine with a PCI bus has.
+fn transport() -> Transport {
+    match Kernel::given() {
+        Some(_) => Transport::Pci,
+        None => Transport::Mmio,
+    }
 }
