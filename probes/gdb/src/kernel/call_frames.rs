@@ -5,7 +5,9 @@
 //! Registers that the table does not follow are given as lost in the callers.
 
 use introspect::stack::orc::OrcCopy;
-use introspect::stack::orc_versions::{Base, OrcEntry, OrcFormat, OrcType};
+use introspect::stack::orc_versions::{Base, OrcEntry, OrcType};
+
+use super::code_frames::Row;
 
 /// DWARF's numbers of registers (System V ABI for x86-64, figure 3.36).
 mod register {
@@ -102,11 +104,17 @@ impl CallFrames {
                 rows.push((at, record));
                 before = Some(record);
             }
-            let next = switches.partition_point(|at| *at < start);
-            let is_border = rows.iter().any(|(_, record)| saves(*record))
-                || switches.get(next).is_some_and(|at| *at < end);
-            self.function(start, size, &rows, table.format(), is_border);
+            let is_border = is_border(start, size, &rows, switches);
+            let after = table.format().offset_after_indirection;
+            self.function(start, size, &rows, after, is_border);
         }
+    }
+
+    /// Adds a function with the records that its code has, for a kernel without a table.
+    /// `switches` are as in [`add`](Self::add).
+    pub(super) fn add_found(&mut self, start: u64, size: u64, rows: &[Row], switches: &[u64]) {
+        let is_border = is_border(start, size, rows, switches);
+        self.function(start, size, rows, true, is_border);
     }
 
     pub(super) fn into_section(self) -> Vec<u8> {
@@ -136,8 +144,8 @@ impl CallFrames {
         &mut self,
         start: u64,
         size: u64,
-        rows: &[(u64, Option<OrcEntry>)],
-        format: OrcFormat,
+        rows: &[Row],
+        offset_after_indirection: bool,
         is_border: bool,
     ) {
         let border = self.border;
@@ -160,7 +168,7 @@ impl CallFrames {
                     entry.extend(((from - at) as u32).to_le_bytes());
                     at = *from;
                 }
-                let next = Rules::of(*record, format);
+                let next = Rules::of(*record, offset_after_indirection);
                 next.change(&rules, entry);
                 rules = next;
             }
@@ -182,6 +190,13 @@ impl CallFrames {
     }
 }
 
+/// Checks whether a function's callers were interrupted, or are on another stack.
+fn is_border(start: u64, size: u64, rows: &[Row], switches: &[u64]) -> bool {
+    let next = switches.partition_point(|at| *at < start);
+    rows.iter().any(|(_, record)| saves(*record))
+        || switches.get(next).is_some_and(|at| *at - start < size)
+}
+
 /// Checks whether a record finds registers that an entry into the kernel has saved.
 fn saves(record: Option<OrcEntry>) -> bool {
     record.is_some_and(|record| matches!(record.kind, OrcType::Registers | OrcType::HardwareFrame))
@@ -200,7 +215,7 @@ struct Rules {
 
 impl Rules {
     /// Returns the rules of a record. The CFA is the stack pointer that the record computes.
-    fn of(record: Option<OrcEntry>, format: OrcFormat) -> Self {
+    fn of(record: Option<OrcEntry>, offset_after_indirection: bool) -> Self {
         let nothing = Self {
             cfa: based(register::RSP, 0),
             rip: vec![code::UNDEFINED, register::RIP],
@@ -209,7 +224,7 @@ impl Rules {
         let Some(record) = record else {
             return nothing;
         };
-        let Some(cfa) = cfa(&record, format) else {
+        let Some(cfa) = cfa(&record, offset_after_indirection) else {
             return nothing;
         };
         let saved = |register: u8| {
@@ -271,7 +286,7 @@ impl Rules {
 }
 
 /// Returns the rule for the CFA; `None` if the record has none.
-fn cfa(record: &OrcEntry, format: OrcFormat) -> Option<Vec<u8>> {
+fn cfa(record: &OrcEntry, offset_after_indirection: bool) -> Option<Vec<u8>> {
     let offset = i64::from(record.sp_offset);
     let in_memory = |base: u8, before: i64, after: i64| {
         let mut expression = vec![code::BASE + base];
@@ -295,7 +310,7 @@ fn cfa(record: &OrcEntry, format: OrcFormat) -> Option<Vec<u8>> {
         Base::Di => based(register::RDI, offset),
         Base::Dx => based(register::RDX, offset),
         Base::BpIndirect => in_memory(register::RBP, offset, 0),
-        Base::SpIndirect if format.offset_after_indirection => in_memory(register::RSP, 0, offset),
+        Base::SpIndirect if offset_after_indirection => in_memory(register::RSP, 0, offset),
         Base::SpIndirect => in_memory(register::RSP, offset, 0),
     })
 }
@@ -350,6 +365,8 @@ mod tests {
         BaseAddresses, CfaRule, DebugFrame, LittleEndian, Register, RegisterRule, UnwindContext,
         UnwindSection,
     };
+
+    use introspect::stack::orc_versions::OrcFormat;
 
     use super::*;
 

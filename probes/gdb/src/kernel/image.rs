@@ -18,6 +18,7 @@ use object::build::elf::{Builder, Header, SectionData, SectionId};
 use object::elf;
 
 use super::call_frames::CallFrames;
+use super::code_frames;
 use super::text::Text;
 use super::types::Sections;
 
@@ -62,6 +63,11 @@ impl Homes {
     }
 }
 
+/// The most bytes of a function that are searched for its frames.
+const LONGEST: u64 = 1 << 20;
+/// The number of records found in code at which the search ends. A distribution's kernel has half a
+/// million.
+const MOST_FOUND: usize = 1 << 21;
 /// The code by which functions change to a CPU's interrupt stack: `mov %rsp,(%r11)` and
 /// `mov %r11,%rsp` (arch/x86/include/asm/irq_stack.h, since Linux 5.12).
 const SWITCH: [u8; 6] = [0x49, 0x89, 0x23, 0x4c, 0x89, 0xdc];
@@ -81,8 +87,9 @@ pub(super) fn switches(symbols: &Symbols, text: &Text) -> Vec<u64> {
     found
 }
 
-/// Makes the file. `tables` are the unwind information of the kernel and of its modules, `switches`
-/// the places of [`switches`]. `types` are none for a kernel without them.
+/// Makes the file. `tables` are the unwind information of the kernel and of its modules; without
+/// any, the frames of the kernel's functions are found in its `text`. `switches` are the places of
+/// [`switches`]. `types` are none for a kernel without them.
 ///
 /// # Errors
 /// If it becomes too large.
@@ -91,6 +98,7 @@ pub(super) fn make(
     modules: &[Module],
     loaded: &LoadedModules,
     tables: &[OrcCopy],
+    text: &Text,
     switches: &[u64],
     types: Option<Sections>,
 ) -> Result<Vec<u8>, Error> {
@@ -149,7 +157,7 @@ pub(super) fn make(
         (
             ".debug_frame",
             8,
-            frames_of(symbols, loaded, tables, switches),
+            frames_of(symbols, loaded, tables, text, switches),
         ),
         (".debug_info", 1, types.info),
         (".debug_abbrev", 1, types.abbreviations),
@@ -201,14 +209,39 @@ fn functions<'a>(
     all
 }
 
-/// Returns the call frames of the functions of each table's owner.
+/// The first functions of tasks, which have no caller.
+const FIRST: [&str; 2] = ["ret_from_fork", "ret_from_fork_asm"];
+
+/// Returns the call frames of the functions of each table's owner, or of the kernel's functions if
+/// there is no table.
 fn frames_of(
     symbols: &Symbols,
     loaded: &LoadedModules,
     tables: &[OrcCopy],
+    text: &Text,
     switches: &[u64],
 ) -> Vec<u8> {
     let mut frames = CallFrames::new();
+    if tables.is_empty() {
+        let named = FIRST.iter().filter_map(|name| symbols.address_of(name));
+        let first: Vec<u64> = named.collect();
+        let mut found = 0;
+        for (start, size) in functions(symbols.text_functions()) {
+            if found >= MOST_FOUND {
+                break;
+            }
+            let code = text.at(start, size.min(LONGEST) as usize);
+            let rows = match first.contains(&start) {
+                true => vec![(start, None)],
+                false => code_frames::rows(start, code),
+            };
+            // Of other functions, such as those of the boot, a debugger makes its own guess.
+            if !code.is_empty() {
+                found += rows.len();
+                frames.add_found(start, size, &rows, switches);
+            }
+        }
+    }
     for table in tables {
         let first = table.iter().next().map(|(start, _)| start);
         let module = first.and_then(|first| loaded.module_at(first));

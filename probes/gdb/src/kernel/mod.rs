@@ -8,6 +8,7 @@
 mod arguments;
 mod boundary;
 mod call_frames;
+mod code_frames;
 mod image;
 mod text;
 mod types;
@@ -284,7 +285,7 @@ impl Subject for Kernel<'_> {
             })?;
             let listed = look.modules()?.items;
             Ok::<_, DebugError>(image::make(
-                symbols, &listed, &loaded, &tables, &switches, types,
+                symbols, &listed, &loaded, &tables, &text, &switches, types,
             ))
         })??;
         match image {
