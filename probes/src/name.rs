@@ -138,6 +138,12 @@ impl ProbePattern {
             // A timer has no function: `profile:97` has only a rate.
             [provider @ ("profile" | "interval"), name] => Ok(of(provider, "", "", name)),
             [provider, function] => Ok(of(provider, "", function, "")),
+            // Two colons, as in `syscall::openat:entry`, and the last part left out.
+            [provider @ "syscall", "", function]
+                if Self::is_exact(function) && !matches!(*function, "entry" | "return") =>
+            {
+                Ok(of(provider, "", function, ""))
+            }
             [provider, function, name] => Ok(of(provider, "", function, name)),
             [provider, module, function, name] | [provider, module, function, name, ""] => {
                 match *provider {
@@ -307,6 +313,8 @@ mod tests {
                 ["kprobe", "[a-c]*", "brd_init", ""],
             ),
             ("syscall:read", ["syscall", "", "read", ""]),
+            ("syscall::read", ["syscall", "", "read", ""]),
+            ("syscall::entry", ["syscall", "", "", "entry"]),
             (
                 "tracepoint:sched:sched_switch",
                 ["tracepoint", "", "sched", "sched_switch"],

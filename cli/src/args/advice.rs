@@ -5,10 +5,14 @@ use clap::error::{ContextKind, ErrorKind};
 
 use super::Cli;
 
-/// Returns what to do about a refused command line, if that is known. The name of a machine is an
-/// option's value in all commands, and a plain word in other tools.
+/// Returns what to do about a refused command line, if that is known. The names of a machine and of
+/// a process are options' values in all commands, and plain words in other tools.
 pub fn advice(error: &clap::Error) -> Option<&'static str> {
     let told = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    if error.kind() == ErrorKind::MissingRequiredArgument {
+        let is_kernel = told(ContextKind::InvalidArg).contains("--kernel");
+        return is_kernel.then_some("a guest is also named by --image FILE or --restore DIR");
+    }
     if error.kind() != ErrorKind::UnknownArgument || told(ContextKind::InvalidArg).starts_with('-')
     {
         return None;
@@ -17,10 +21,15 @@ pub fn advice(error: &clap::Error) -> Option<&'static str> {
     let usage = told(ContextKind::Usage);
     let cli = Cli::command();
     let command = cli.find_subcommand(usage.split_whitespace().nth(2)?)?;
-    let mut options = command.get_arguments().filter_map(clap::Arg::get_long);
-    options
-        .any(|option| option == "vm")
-        .then_some("a machine is named by --vm")
+    let has = |wanted| {
+        let mut options = command.get_arguments().filter_map(clap::Arg::get_long);
+        options.any(|option| option == wanted)
+    };
+    match (has("process"), has("vm")) {
+        (true, _) => Some("a process is named by -p, a machine by --vm"),
+        (false, true) => Some("a machine is named by --vm"),
+        (false, false) => None,
+    }
 }
 
 #[cfg(test)]
@@ -30,17 +39,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machines_name_without_its_option_is_advised() {
+    fn names_without_their_options_are_advised() {
+        let machine = Some("a machine is named by --vm");
         for (words, advised) in [
-            (&["stop", "g"][..], true),
-            (&["snapshot", "folder", "g"], true),
-            (&["stop", "--frob"], false),
-            (&["doctor", "g"], false),
-            (&["brew", "g"], false),
+            (&["stop", "g"][..], machine),
+            (&["snapshot", "folder", "g"], machine),
+            (
+                &["stack", "fsload"],
+                Some("a process is named by -p, a machine by --vm"),
+            ),
+            (
+                &["run", "--for", "1"],
+                Some("a guest is also named by --image FILE or --restore DIR"),
+            ),
+            (&["rewind"], None),
+            (&["stop", "--frob"], None),
+            (&["doctor", "g"], None),
+            (&["brew", "g"], None),
         ] {
             let line = ["exotrace"].iter().chain(words);
             let refused = Cli::try_parse_from(line).expect_err("it makes no sense");
-            assert_eq!(advice(&refused).is_some(), advised, "{words:?}: {refused}");
+            assert_eq!(advice(&refused), advised, "{words:?}: {refused}");
         }
     }
 }

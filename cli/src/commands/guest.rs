@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::remote::find;
 use crate::args::GuestSelector;
-use crate::protocol::error::RequestError;
+use crate::protocol::error::{ErrorKind, RequestError};
 use crate::qemu::QemuGuest;
 use crate::report::{Failure, say};
 use crate::saved_guest::SavedGuest;
@@ -54,7 +54,14 @@ pub(super) fn read<T>(
         (None, Some(path)) => (path, ask(&SavedGuest::open(path, kernel)?), None),
         (None, None) => return Ok(None),
     };
-    let named = |error| Failure::new(format_args!("{}: {error}", path.display()));
+    let advice = |error: &RequestError| match (error.kind, kernel) {
+        (ErrorKind::Unreadable, None) => "; the kernel's file may have more: --kernel FILE",
+        _ => "",
+    };
+    let named = |error| {
+        let advice = advice(&error);
+        Failure::new(format_args!("{}: {error}{advice}", path.display()))
+    };
     let read = Read {
         path: path.clone(),
         paused,

@@ -7,9 +7,10 @@ use introspect::Gpa;
 use introspect::system::PausedSystem;
 use vmm::machine::Handle;
 
+use super::no_kernel_probe::no_kernel_probe;
 use super::uprobe::{self, UserMatches};
 use super::user_file::in_proc;
-use super::{each_of_kernel, file_forms, module, nearest_of_kernel, tracepoint, usdt, watchpoint};
+use super::{each_of_kernel, file_forms, tracepoint, usdt, watchpoint};
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;
 use crate::probe::Probe;
@@ -126,22 +127,7 @@ pub fn find_each(
         found.into_iter().for_each(each);
         return Ok(());
     }
-    let function = &pattern.function;
-    let symbols = view.kernel.symbols.all_of(function);
-    let mut functions = symbols.filter(|symbol| symbol.is_text());
-    if functions.any(|symbol| view.has_freed(symbol.address)) {
-        return Err(NotFound::from(format!(
-            "no probe {pattern}: {function} runs at boot only, and the kernel has freed its memory since"
-        )));
-    }
-    let message = match pattern.text.contains(':') {
-        false => format!("the guest's kernel and its loaded modules have no function {function:?}"),
-        true => format!("no probe {pattern}"),
-    };
-    Err(NotFound {
-        message: message + &module::hint(view, pattern),
-        nearest: nearest_of_kernel(view, pattern),
-    })
+    Err(no_kernel_probe(guest, pattern))
 }
 
 /// Returns the tracepoints that match a pattern. A kernel whose tracepoints cannot be read has
@@ -248,7 +234,10 @@ pub(crate) fn no_user_probe(pattern: &ProbePattern, found: UserMatches) -> NotFo
         (false, true) => {
             format!("no process has a program or library {module:?} mapped; see maps")
         }
-        (false, false) => format!("no function {function:?} in {named}"),
+        (false, false) if ProbePattern::is_exact(function) => {
+            format!("no function {function:?} in {named}")
+        }
+        (false, false) => format!("no such functions in {named}"),
     };
     let mut message = format!("{pattern}: {why}");
     for sentence in found.incomplete.iter().take(NAMED_FILES) {

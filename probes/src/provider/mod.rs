@@ -6,6 +6,7 @@ mod file_forms;
 pub mod host_file;
 pub mod kprobe;
 pub mod module;
+mod no_kernel_probe;
 pub mod system_calls;
 pub mod timer;
 pub mod tracepoint;

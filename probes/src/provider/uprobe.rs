@@ -113,7 +113,13 @@ fn matches(
                     .nearest_names(&pattern.function, super::SUGGESTIONS);
                 found.nearest.extend(nearest.into_iter().map(str::to_owned));
             }
+            let before = found.incomplete.len();
             found.incomplete.extend(file.lost_functions());
+            if found.incomplete.len() == before && file.functions().iter().next().is_none() {
+                found.incomplete.push(format!(
+                    "{path} is stripped, so its functions have no names; a place is {PROVIDER}:{path}:{WHOLE_FILE}:OFFSET"
+                ));
+            }
         }
         found.files.push(path);
     }

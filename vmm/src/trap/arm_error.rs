@@ -73,7 +73,7 @@ pub enum ArmError {
     },
     /// A trap of the machine's own stands at the address.
     #[error(
-        "trap at {address}: a trap of the machine's own stands there (the guest's breakpoint entry or its panic function)"
+        "trap at {address}: the machine has a trap of its own there, at the guest's breakpoint entry or its panic function; a panic ends the run and is reported without a probe"
     )]
     Reserved {
         /// The requested address.
