@@ -111,15 +111,13 @@ pub enum Command {
     #[command(hide = true)]
     ResumeGuard,
     /// Print a completion script for a shell
-    #[command(hide = true)]
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
     },
     /// Write the man pages into a folder
-    #[command(hide = true)]
     Man {
-        /// An existing folder.
+        /// The folder; it is made if it does not exist.
         folder: PathBuf,
     },
 }
@@ -379,7 +377,7 @@ pub struct Gdb {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A probe is PROVIDER:MODULE:FUNCTION:NAME. *, ? and [...] match as in a shell; an empty part matches anything. Without a pattern all \
-probes of the kernel are listed. Programs' functions are listed if a pattern names their program: 'uprobe:/bin/busybox::' or 'pid22:libc.so.6:malloc*:'.")]
+probes of the kernel are listed. Programs' functions are listed if a pattern names their program: 'uprobe:/bin/app::' or 'pid22:libc.so.6:malloc*:'.")]
 pub struct List {
     /// The guest
     #[command(flatten)]
@@ -404,18 +402,18 @@ pub struct List {
 A script is in the language of bt(5) and bpftrace: -e 'syscall::openat:entry { printf(\"%s %s\\n\", comm, str(args.filename)); }'. It is given \
 with -e, or as a file: a name that ends in .bt, an existing file with a / in its name, or - for standard input. `exotrace scripts` lists \
 the included ones. Further words are the script's arguments, $1 and so on. Any other first word names probes, whose hits are shown as they come.
-Probes: vfs_read (entry and return of a kernel function), kprobe:vfs_*:entry, syscall:openat, uprobe:/bin/busybox:main:entry, \
+Probes: vfs_read (entry and return of a kernel function), kprobe:vfs_*:entry, syscall:openat, uprobe:/bin/app:main:entry, \
 pid22:libc.so.6:malloc:return, profile:hz:99, interval:s:1; see list. The trace goes to standard output (or -o), counts to standard error. \
 Ctrl-C ends it. Nothing of it is left in the guest then, nor when it is killed.")]
 pub struct Trace {
     /// The guest
     #[command(flatten)]
     pub guest: GuestSelector,
-    /// Record only hits of this process; may be repeated
-    #[arg(short, long = "pid", value_name = "PID")]
-    pub pids: Vec<u32>,
+    /// Record only hits of this process, by its pid or its name; may be repeated
+    #[arg(short, long = "pid", value_name = "PID|NAME")]
+    pub processes: Vec<ProcessName>,
     /// Record also hits of the descendants of these processes
-    #[arg(short, long, requires = "pids")]
+    #[arg(short, long, requires = "processes")]
     pub follow: bool,
     /// Record only hits of this thread; may be repeated
     #[arg(long = "tid", value_name = "TID")]
@@ -540,7 +538,7 @@ pub struct VmSelector {
 }
 
 /// The choice of a guest: that of a machine, one that does not run, or one of QEMU.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct GuestSelector {
     /// The machine
     #[command(flatten)]
@@ -559,12 +557,11 @@ pub struct GuestSelector {
     pub kernel: Option<PathBuf>,
 }
 
-/// A time in seconds, with or without a fraction.
+/// A time in seconds, with or without a fraction, or with another unit.
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let number = text.parse::<f64>().ok().filter(|n| *n > 0.0);
-    number
-        .and_then(|n| Duration::try_from_secs_f64(n).ok())
-        .ok_or_else(|| format!("invalid time {text:?}: expected seconds, such as 10 or 0.5"))
+    crate::history::time(text).map_err(|_| {
+        format!("invalid time {text:?}: expected seconds, such as 10 or 0.5, or a unit, as in 500ms and 2m")
+    })
 }
 
 #[cfg(test)]

@@ -443,20 +443,21 @@ fn completions_and_man_pages_name_every_command() {
         bash.status == 0 && bash.stdout.contains("snapshot"),
         "{bash:?}"
     );
-    assert_eq!(world.run("man run").status, 0);
+    assert_eq!(world.run("man man/pages").status, 0);
     for page in [
         "exotrace.1",
         "exotrace-run.1",
         "exotrace-doctor.1",
         "exotrace-snapshot.1",
     ] {
-        let text = std::fs::read_to_string(world.path("run").join(page)).unwrap();
+        let text = std::fs::read_to_string(world.path("man/pages").join(page)).unwrap();
         assert!(text.contains(".TH"), "{page}");
     }
-    let missing = world.run("man nowhere");
+    std::fs::write(world.path("file"), "").unwrap();
+    let refused = world.run("man file");
     assert!(
-        missing.status == 1 && missing.stderr.contains("nowhere"),
-        "{missing:?}"
+        refused.status == 1 && refused.stderr.contains("file"),
+        "{refused:?}"
     );
 }
 

@@ -42,13 +42,13 @@ macro_rules! expect_help {
     () => {
         "\
 Expectations: a PROBE is one that `trace` takes (vfs_read, kprobe:vfs_*:entry, syscall:openat, tracepoint:sched:sched_switch, \
-uprobe:/bin/busybox:main); without entry or return, the entry is meant. A PREDICATE is one of the script language, \
+uprobe:/bin/app:main); without entry or return, the entry is meant. A PREDICATE is one of the script language, \
 between slashes: 'syscall:openat:return/comm == \"sh\" && retval < 0/==0'. It begins at the first slash that belongs to no path, and a \
 path follows a colon. Hits are compared by >=N (the default is >=1), >N, ==N, <=N or <N; ==0 means never. Every hit is counted, \
 whatever the rate.
-Probes are enabled as soon as the kernel can be traced, of a restored machine before its first instruction; programs must be \
-there by then, modules if no probe names them (kprobe:MODULE:FUNCTION:entry). The time of --for begins then. Without --until-met the run takes all of it unless the guest ends by itself (reset, \
-power-off); its hits until then count. The run waits without limit for a guest that never boots so far. Limit that with timeout(1): the \
+Probes are enabled as soon as the kernel can be traced, of a restored machine before its first instruction. Programs, \
+and modules that a probe names (kprobe:MODULE:FUNCTION:entry), are waited for. The time of --for begins then. Without --until-met the run takes all of it unless the guest ends by itself (reset, \
+power-off); its hits until then count. If the guest never boots that far, the run waits without limit. Limit that with timeout(1): the \
 report is still written at its SIGTERM. The status is 0 if all expectations hold; 1 if one does not, if the run was cut short by a signal or another \
 command, or if the guest's kernel panicked or crashed.
 A JUnit report has a test case for each expectation and one called 'guest did not panic', and 'run was whole' if it was not. A JSON report \

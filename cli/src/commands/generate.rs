@@ -16,6 +16,7 @@ pub fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
 
 /// Runs `exotrace man`: `exotrace.1`, and `exotrace-COMMAND.1` for each command that is not hidden.
 pub fn man(folder: &Path) -> Result<(), Failure> {
-    clap_mangen::generate_to(Cli::command(), folder)
+    std::fs::create_dir_all(folder)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), folder))
         .map_err(|error| Failure::new(format_args!("man pages in {}: {error}", folder.display())))
 }

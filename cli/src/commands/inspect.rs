@@ -13,11 +13,13 @@ use super::guest::{self, Read};
 use super::remote::{absolute, find};
 use crate::args;
 use crate::args::GuestSelector;
-use crate::client::control::{ask, unexpected};
+use crate::client::control::{AskError, ask, unexpected};
 use crate::inspection::{Inspection, Inspector};
 use crate::protocol::control::{Answer, Command};
 use crate::protocol::error::{ErrorKind, RequestError};
-use crate::protocol::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
+use crate::protocol::inspection::{
+    Frame, Mapping, Process, ProcessName, Reading, Symbol, ThreadStack,
+};
 use crate::registry::Running;
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 use crate::saved_guest::SavedGuest;
@@ -91,6 +93,35 @@ pub fn stack(args: args::Stack) -> Result<(), Failure> {
     print(args.json, &found.threads, stacks_text)
 }
 
+/// Returns the pids of processes.
+///
+/// # Errors
+/// If the guest has no such process. Where its processes cannot be read, a name is an error, and a
+/// pid is taken as it is.
+pub(super) fn pids(guest: &GuestSelector, processes: &[ProcessName]) -> Result<Vec<u32>, Failure> {
+    let pid = |process: &ProcessName| {
+        let command = Command::Pid {
+            process: process.clone(),
+        };
+        let looked = guest::read(guest, |saved| look_into(saved, command.clone()))?;
+        let answer = match looked {
+            Some((_, answer)) => Ok(answer),
+            None => ask(&find(guest.which.clone())?, &command),
+        };
+        match (answer, process) {
+            (Ok(Answer::Pid { pid }), _) => Ok(pid.unsigned_abs()),
+            (Ok(_), _) => Err(Failure::new("another answer than asked for")),
+            (Err(AskError::Refused { error, .. }), ProcessName::Pid(pid))
+                if error.kind != ErrorKind::NoProcess =>
+            {
+                Ok(pid.unsigned_abs())
+            }
+            (Err(error), _) => Err(error.into()),
+        }
+    };
+    processes.iter().map(pid).collect()
+}
+
 fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
     match folder {
         Some(folder) if !folder.is_dir() => Err(Failure::new(format_args!(
@@ -154,6 +185,7 @@ fn look_into(saved: &SavedGuest, command: Command) -> Result<Answer, RequestErro
     let inspection = Inspection::of_saved(saved, &inspector);
     match command {
         Command::Ps { threads } => inspection.ps(threads).map(Answer::Ps),
+        Command::Pid { process } => inspection.pid(&process).map(|pid| Answer::Pid { pid }),
         Command::Maps { process } => inspection.maps(&process).map(Answer::Maps),
         Command::Sym {
             what,

@@ -12,6 +12,7 @@ use super::exporting::Exports;
 #[cfg(not(feature = "export"))]
 use super::exporting::Labels;
 use super::guest;
+use super::inspect;
 use super::remote::find;
 use super::run::{tell_cost, tell_given_up};
 use super::trace::{Lines, start, tell_skipped};
@@ -52,11 +53,16 @@ impl Source {
     /// Returns the script that a command line selects; `None` if it names probes.
     ///
     /// # Errors
-    /// If its file cannot be read.
+    /// If its file cannot be read, or a script stands where its file belongs.
     pub fn of(program: Option<&str>, what: &[String]) -> Result<Option<Self>, Failure> {
         let (source, arguments) = match (program, what) {
             (Some(text), arguments) => (Self::given(text), arguments),
             (None, [file, arguments @ ..]) if is_script(file) => (Self::read(file)?, arguments),
+            (None, [text, ..]) if text.contains('{') => {
+                let wrong =
+                    format!("{text:?} is a script, not the name of a probe: give it with -e");
+                return Err(Failure::Usage(wrong));
+            }
             (None, _) => return Ok(None),
         };
         Ok(Some(Self {
@@ -114,6 +120,13 @@ impl Source {
             arguments: Vec::new(),
         })
     }
+}
+
+/// Returns the advice to run a ready script, if one of `words` is its name without the `.bt`.
+pub(super) fn ready_script(words: &[String]) -> Option<String> {
+    let file = |word: &String| format!("{word}.bt");
+    let found = words.iter().map(file).find(|file| ready(file).is_some());
+    found.map(|file| format!("the ready script of this name is run by: exotrace trace {file}"))
 }
 
 /// Returns the text of a script that comes with exotrace.
@@ -184,7 +197,6 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         library: texts,
         longest_text: args.strlen.into(),
         whose: Request {
-            pids: args.pids.clone(),
             follow: args.follow,
             tids: args.tids.clone(),
             comms: args.comms.clone(),
@@ -226,6 +238,7 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
             Err(wrong) => return Err(Failure::refused(wrong)),
         }
     }
+    request.whose.pids = inspect::pids(&args.guest, &args.processes)?;
     let ran = guest::read(&args.guest, |saved| {
         run_over(&InspectedGuest::new(saved)?, &script, &request)
     })?;
@@ -390,5 +403,13 @@ mod tests {
         ] {
             assert_eq!(is_script(word), expected, "{word}");
         }
+        let of = |word: &str| Source::of(None, &[word.to_owned()]);
+        assert!(matches!(of("vfs_read"), Ok(None)));
+        assert!(matches!(
+            of("vfs_read { @ = count(); }"),
+            Err(Failure::Usage(_))
+        ));
+        let advised = |word: &str| ready_script(&[word.to_owned()]).is_some();
+        assert!(advised("opensnoop") && !advised("vfs_read"));
     }
 }

@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 
 use super::exporting::{Exports, Labels};
 use super::guest;
+use super::inspect;
 use super::remote::find;
 use super::run::{tell, tell_cost};
 use super::script::{self, Source};
@@ -28,6 +29,8 @@ use crate::inspection::InspectedGuest;
 use crate::output_file::{self, Output, OutputFile, kept_output};
 use crate::protocol::control::{Answer, Command, ListedProbe};
 use crate::protocol::end::MachineEnd;
+use crate::protocol::error::ErrorKind;
+use crate::protocol::event::ClockPair;
 use crate::protocol::trace::Request;
 use crate::protocol::trace::Traced;
 use crate::protocol::trace::{LONGEST_LINE, Line};
@@ -77,12 +80,14 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
         return Err(Failure::Usage(wrong.into()));
     }
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
-    let machine = running(args.guest)?;
+    let machine = running(args.guest.clone())?;
+    let pids = inspect::pids(&args.guest, &args.processes)?;
     let exports = Exports::start(&args.exports, &machine, Labels::new())?;
+    let ready = script::ready_script(&args.what);
     let request = Request {
         interval_ms: exports.interval_ms(),
         probes: args.what,
-        pids: args.pids,
+        pids,
         follow: args.follow,
         tids: args.tids,
         comms: args.comms,
@@ -101,7 +106,7 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
         failed: false,
         exports,
     };
-    let followed = follow(lines, &mut shown, format);
+    let followed = follow(lines, &mut shown, format, ready);
     shown.close(followed, file.as_ref())
 }
 
@@ -241,9 +246,20 @@ fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the events until the machine ends the trace.
-fn follow(mut lines: Lines, shown: &mut Shown, format: Format) -> Result<(), Failure> {
+/// Prints the events until the machine ends the trace. `advice` is for names that match nothing.
+fn follow(
+    mut lines: Lines,
+    shown: &mut Shown,
+    format: Format,
+    advice: Option<String>,
+) -> Result<(), Failure> {
     let mut traced: Vec<Traced> = Vec::new();
+    // The events of each probe.
+    let mut recorded: Vec<u64> = Vec::new();
+    let until = match lines.duration {
+        Some(_) => "",
+        None => "; end with Ctrl-C",
+    };
     loop {
         let line = match lines.next() {
             Ok(line) => line,
@@ -261,12 +277,14 @@ fn follow(mut lines: Lines, shown: &mut Shown, format: Format) -> Result<(), Fai
                 lines.begun()?;
                 tell_skipped(&skipped);
                 open.iter().for_each(|pattern| say(waits(pattern)));
-                say(format_args!(
-                    "{} probes; TSC {} is {} ns since 1970; end with Ctrl-C",
-                    probes.len(),
-                    clock.tsc,
-                    clock.unix_ns
-                ));
+                let plural = if probes.len() == 1 { "" } else { "s" };
+                say(format_args!("{} probe{plural}{until}", probes.len()));
+                // The lines of this format have ticks alone.
+                if format == Format::Text {
+                    let ClockPair { tsc, unix_ns } = clock;
+                    say(format_args!("TSC {tsc} is {unix_ns} ns since 1970"));
+                }
+                recorded = vec![0; probes.len()];
                 traced = probes;
                 shown.writer = Writer::new(format, hz);
                 shown.writer.begin(clock)?;
@@ -275,9 +293,13 @@ fn follow(mut lines: Lines, shown: &mut Shown, format: Format) -> Result<(), Fai
             Line::More { probe } => {
                 say(format_args!("tracing {}", probe.name));
                 traced.push(probe);
+                recorded.push(0);
             }
             Line::Event { probe, event } => {
                 shown.writer.line(&event, traced.get(probe))?;
+                if let Some(recorded) = recorded.get_mut(probe) {
+                    *recorded += 1;
+                }
                 shown.exports.hit(probe, event, &traced);
             }
             Line::Counts { counts, hits } => shown.exports.trace_counts(&counts, &traced, &hits),
@@ -290,19 +312,33 @@ fn follow(mut lines: Lines, shown: &mut Shown, format: Format) -> Result<(), Fai
                 shown.finish()?;
                 tell(&counts);
                 tell_cost(&counts.cost, &counts.unwatched);
-                let counts = traced.iter().zip(hits).filter(|(_, hits)| *hits > 0);
-                for (probe, hits) in counts.take(MOST_COUNTS) {
-                    say(format_args!("{hits:>10} {}", probe.name));
-                }
+                tell_hits(&traced, &hits, &recorded);
                 return MachineEnd::report(machine.as_ref());
             }
-            Line::Refused(error) => return Err(Failure::new(error.message)),
+            Line::Refused(error) => {
+                let advice = advice.filter(|_| error.kind == ErrorKind::NoMatch);
+                let advice = advice.map_or_else(String::new, |advice| format!("; {advice}"));
+                return Err(Failure::new(error.message + &advice));
+            }
         }
         // Lines that arrive together are written together.
         if !lines.has_more() {
             shown.exports.flush();
             shown.write()?;
         }
+    }
+}
+
+/// Reports the hits of each probe, and how many of them became events if those are not all.
+fn tell_hits(traced: &[Traced], hits: &[u64], recorded: &[u64]) {
+    let counts = traced.iter().zip(hits).zip(recorded);
+    let counts = counts.filter(|((_, hits), _)| **hits > 0);
+    for ((probe, hits), recorded) in counts.take(MOST_COUNTS) {
+        let of_them = match recorded == hits {
+            true => String::new(),
+            false => format!(", {recorded} recorded"),
+        };
+        say(format_args!("{hits:>10} {}{of_them}", probe.name));
     }
 }
 

@@ -61,6 +61,11 @@ pub enum Command {
         /// Include threads.
         threads: bool,
     },
+    /// Return the pid of a process.
+    Pid {
+        /// The process.
+        process: ProcessName,
+    },
     /// Return the mappings of a process.
     Maps {
         /// The process.
@@ -118,6 +123,11 @@ pub enum Answer {
     Stat(Box<Stat>),
     /// To [`Command::Ps`].
     Ps(crate::protocol::inspection::Processes),
+    /// To [`Command::Pid`].
+    Pid {
+        /// The pid.
+        pid: i32,
+    },
     /// To [`Command::Maps`].
     Maps(crate::protocol::inspection::Maps),
     /// To [`Command::Sym`].

@@ -173,6 +173,9 @@ impl server::Machine for Arc<Vm> {
             Command::Info => Answer::Info(info(self)),
             Command::Stat { hash } => Answer::Stat(Box::new(stat(self, hash))),
             Command::Ps { threads } => answer(self.inspection().ps(threads), Answer::Ps),
+            Command::Pid { process } => {
+                answer(self.inspection().pid(&process), |pid| Answer::Pid { pid })
+            }
             Command::Maps { process } => answer(self.inspection().maps(&process), Answer::Maps),
             Command::Sym {
                 what,

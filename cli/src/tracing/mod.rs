@@ -3,6 +3,7 @@
 //! A [`Tracing`] is one session of the machine's probe engine. Its owner drains it. Dropping it
 //! removes its traps.
 
+mod call_values;
 pub mod listing;
 pub mod text;
 

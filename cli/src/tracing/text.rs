@@ -2,6 +2,10 @@
 
 use std::fmt::Write;
 
+use probes::provider::system_calls;
+use probes::syscall_table::{Syscall, by_name};
+
+use super::call_values;
 use crate::protocol::event::EventLine;
 use crate::protocol::trace::Traced;
 use crate::report::printable;
@@ -19,8 +23,9 @@ pub fn line(event: &EventLine, probe: Option<&Traced>, seconds: f64) -> String {
         "entry" => write!(line, "-> {name}({})", arguments(event, probe)),
         "return" => write!(
             line,
-            "<- {name} = {}{}",
+            "<- {name} = {}{}{}",
             value(event.returned.as_deref()),
+            failure(event),
             late(event, probe)
         ),
         "tick" => write!(line, "{} at {}", event.probe, event.pc),
@@ -43,12 +48,17 @@ pub fn line(event: &EventLine, probe: Option<&Traced>, seconds: f64) -> String {
 
 fn arguments(event: &EventLine, probe: Option<&Traced>) -> String {
     let values = event.args.as_deref().unwrap_or_default();
+    let call = call(event);
     let shown = values.iter().enumerate().map(|(at, hex)| {
+        let of_call = call.and_then(|call| Some((call.name, call.arguments.get(at)?)));
         let name = probe
             .and_then(|p| p.arguments.get(at))
             .filter(|n| !n.is_empty());
         let value = match event.strings.get(&at.to_string()) {
             Some(Some(text)) => format!("\"{}\"", printable(text)),
+            _ if let Some((call, argument)) = of_call => {
+                call_values::argument(call, argument, number(hex))
+            }
             _ if probe.and_then(|p| p.signed.get(at)) == Some(&true) => int(hex),
             _ => hex.clone(),
         };
@@ -60,6 +70,12 @@ fn arguments(event: &EventLine, probe: Option<&Traced>) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
+/// Returns the error of a system call that has failed.
+fn failure(event: &EventLine) -> String {
+    let returned = call(event).and(event.returned.as_deref());
+    returned.map_or_else(String::new, |hex| call_values::error(number(hex)))
+}
+
 /// Returns the strings that were read at the return.
 fn late(event: &EventLine, probe: Option<&Traced>) -> String {
     let shown = event.strings.iter().filter_map(|(at, text)| {
@@ -68,6 +84,16 @@ fn late(event: &EventLine, probe: Option<&Traced>) -> String {
         Some(format!(" {}=\"{text}\"", name.map_or("", String::as_str)))
     });
     shown.collect()
+}
+
+/// Returns the system call of an event.
+fn call(event: &EventLine) -> Option<&'static Syscall> {
+    let is_call = event.probe.starts_with(system_calls::PROVIDER);
+    is_call.then(|| by_name(&event.function)).flatten()
+}
+
+fn number(hex: &str) -> u64 {
+    u64::from_str_radix(hex.trim_start_matches("0x"), 16).unwrap_or_default()
 }
 
 /// Returns a value as C's int if that is negative: the upper half of the register is undefined.
@@ -85,7 +111,7 @@ fn value(hex: Option<&str>) -> String {
     let Some(hex) = hex else {
         return "?".to_owned();
     };
-    let number = u64::from_str_radix(hex.trim_start_matches("0x"), 16).unwrap_or_default();
+    let number = number(hex);
     match number {
         // Numbers and errors are decimal; addresses stay hexadecimal.
         0..=0xffff_ffff => number.to_string(),
@@ -130,7 +156,7 @@ mod tests {
     fn an_entry_shows_its_arguments_by_name() {
         assert_eq!(
             line(&event(), Some(&probe()), 1.5),
-            "    1.500000   1      22 sh?             -> openat(dfd=-100, filename=\"/etc/passwd\", flags=0x0)"
+            "    1.500000   1      22 sh?             -> openat(dfd=AT_FDCWD, filename=\"/etc/passwd\", flags=O_RDONLY)"
         );
     }
 
@@ -138,7 +164,7 @@ mod tests {
     fn a_return_shows_its_value_and_what_is_known_only_now() {
         for (returned, shown) in [
             ("0x3", "3"),
-            ("0xfffffffffffffffe", "-2"),
+            ("0xfffffffffffffffe", "-2 (No such file or directory)"),
             ("0xffff888003000000", "0xffff888003000000"),
         ] {
             let event = EventLine {

@@ -131,7 +131,7 @@ fn whoever_traces_a_guest_is_told_of_its_crash() {
     let mut clients = clients.map(|line| world.start(line));
     for client in &mut clients {
         client.wait_until("trace", COMMAND_LIMIT, |_, stderr| {
-            stderr.contains("probes; ") || stderr.contains("attached")
+            stderr.contains("end with Ctrl-C") || stderr.contains("attached")
         });
     }
     let device = world.start(words("read --vm rich dt kprobe:vfs_fsync_range:entry"));
@@ -239,6 +239,19 @@ fn a_running_guest_is_looked_into_from_another_terminal() {
         ("maps -p kthreadd", "it is a thread of the kernel"),
         ("sym vfs_raed", "did you mean vfs_read"),
         ("sym 0x10", "has no function at 0x10"),
+        ("trace -p 99999 vfs_read", "no process 99999"),
+        ("trace -p nobody vfs_read", "no process called \"nobody\""),
+        (
+            "trace vfs_read:entry",
+            "did you mean kprobe:vfs_read:entry?",
+        ),
+        ("trace sycall:open", "did you mean syscall:open?"),
+        (
+            "trace tracepoint:sched:sched_switch",
+            "the guest's kernel has no tracepoints",
+        ),
+        ("trace opensnoop", "exotrace trace opensnoop.bt"),
+        ("list uprobe:/bin/busybox:main:", "/bin/busybox is stripped"),
     ] {
         let refused = ask(line);
         assert_eq!(
@@ -248,6 +261,12 @@ fn a_running_guest_is_looked_into_from_another_terminal() {
         );
         assert!(refused.stderr.contains(part), "{line}: {refused:?}");
     }
+    // A thread of the kernel makes no system calls; others do.
+    let none = ask("trace --for 0.5 -p kthreadd syscall:::entry");
+    assert!(
+        none.status == 0 && none.stderr.contains(" 0 events: "),
+        "{none:?}"
+    );
     let partly = ask("sym vfs_raed vfs_read no_such_thing");
     assert_eq!(
         (partly.status, &partly.stdout),

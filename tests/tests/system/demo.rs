@@ -10,7 +10,7 @@ fn the_machine_of_the_demo_has_the_trace_devices() {
     let world = World::new();
     let mut demo = world.start(words("demo --for 1000"));
     demo.wait_until("trace", BOOT_LIMIT, |_, stderr| {
-        stderr.contains("each line is an event of trace(3)")
+        stderr.contains("each line is a call")
     });
     let configuration = world.run(words("ctl"), COMMAND_LIMIT);
     assert_eq!(configuration.status, 0, "{configuration:?}");

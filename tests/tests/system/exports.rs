@@ -127,7 +127,7 @@ fn prometheus_has_the_maps_of_a_script_and_the_hits_of_a_trace() {
     ));
     let targets = [
         target(&mut script, "attached 1 probe"),
-        target(&mut trace, "1 probes"),
+        target(&mut trace, "1 probe;"),
     ];
     let targets = targets.each_ref().map(String::as_str);
     let taken = world.run(
@@ -192,7 +192,7 @@ fn a_collector_gets_logs_spans_and_metrics() {
         let line = format!("trace -o /dev/null --comm syscount --otlp {url} {more}");
         let mut trace = world.start(words(&line));
         trace.wait_until("probes", COMMAND_LIMIT, |_, stderr| {
-            stderr.contains("probes; ")
+            stderr.contains("end with Ctrl-C")
         });
         trace
     };

@@ -145,7 +145,7 @@ fn watch(vm: &Arc<Vm>, duration: Duration) -> Result<Outcome, Failure> {
     let tracing = tracing.map_err(Failure::new)?;
     let output = Box::new(BufWriter::new(std::io::stdout()));
     let symbols = view.kernel.symbols.clone();
-    let trace = Trace::start(vm.clone(), tracing, symbols, output, Format::Text)?;
+    let trace = Trace::start(vm.clone(), tracing, symbols, output, Format::Events)?;
     let end = vm.machine.wait(Some(duration)).unwrap_or(RunEnd::Stopped);
     let summary = trace.finish()?;
     let paused = vm.machine.pause();
@@ -170,7 +170,6 @@ fn legend(view: &KernelView, names: &[String], duration: Duration) {
         WORKLOAD
     ));
     for name in names {
-        let address = view.kernel.symbols.address_of(name).unwrap_or_default();
         let prototype = view
             .kernel
             .btf()
@@ -182,15 +181,10 @@ fn legend(view: &KernelView, names: &[String], duration: Duration) {
                 .collect::<Vec<_>>();
             format!("({})", list.join(", "))
         });
-        say(format_args!("  {address:016x} {name}{arguments}"));
+        say(format_args!("  {name}{arguments}"));
     }
-    say("each line is an event of trace(3), all numbers hexadecimal:");
-    say(
-        "  E function         cycle counter    process id       argument 1       argument 2       argument 3       argument 4",
-    );
-    say(
-        "  X returns to       cycle counter    process id       return value     0                0                0",
-    );
+    say("each line is a call (->) or a return (<-), with its value:");
+    say("     seconds cpu  thread program            function and its arguments");
 }
 
 /// Reports the events, their cost, and the remains. The cost is measured only here, because that
@@ -209,8 +203,12 @@ fn explain(outcome: &Outcome, vm: &Vm) -> Result<(), Failure> {
             ));
         }
     }
+    let calls = match counts.waiting_returns {
+        1 => "call",
+        _ => "calls",
+    };
     say(format_args!(
-        "{} hits, {} events read, {} dropped, {} calls had not returned yet",
+        "{} hits, {} events read, {} dropped, {} {calls} had not returned yet",
         counts.entries + counts.exits + counts.unpaired_returns,
         counts.read,
         counts.dropped,

@@ -18,25 +18,42 @@ pub fn tell(counts: &Counts) {
         counts.entries + counts.exits + counts.others,
         counts.dropped
     ));
-    for (count, what) in [
-        (counts.filtered, "hits were left out by filters"),
-        (counts.waiting_returns, "calls had not returned yet"),
+    for (count, one, several) in [
+        (
+            counts.filtered,
+            "hit was left out by filters",
+            "hits were left out by filters",
+        ),
+        (
+            counts.waiting_returns,
+            "call had not returned yet",
+            "calls had not returned yet",
+        ),
         (
             counts.unpaired_returns,
-            "passes of a return address by other calls were left out",
+            "return of a call that is not traced was left out",
+            "returns of calls that are not traced were left out",
         ),
         (
             counts.lost_returns,
+            "call never returned, or too many waited",
             "calls never returned, or too many waited",
         ),
         (
             counts.without_return,
-            "calls whose return could not be trapped",
+            "call whose return could not be trapped",
+            "calls whose returns could not be trapped",
         ),
-        (counts.unknown_task, "hits whose process could not be read"),
+        (
+            counts.unknown_task,
+            "hit whose process could not be read",
+            "hits whose process could not be read",
+        ),
     ] {
-        if count > 0 {
-            say(format_args!("{count} {what}"));
+        match count {
+            0 => {}
+            1 => say(format_args!("1 {one}")),
+            _ => say(format_args!("{count} {several}")),
         }
     }
     tell_given_up(&counts.given_up);
