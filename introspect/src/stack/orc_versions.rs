@@ -97,6 +97,19 @@ pub struct OrcEntry {
     pub signal: bool,
 }
 
+impl OrcEntry {
+    /// The record of code with a whole `pt_regs` on top of the stack, as entries into the kernel
+    /// have it once they have saved the registers.
+    pub const REGISTERS: Self = Self {
+        sp_offset: 0,
+        bp_offset: 0,
+        sp: Base::Sp,
+        bp: Base::Undefined,
+        kind: OrcType::Registers,
+        signal: true,
+    };
+}
+
 /// One of the four layouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {

@@ -75,16 +75,6 @@ const CALLED: OrcEntry = OrcEntry {
     signal: false,
 };
 
-/// The contents of the stack after the call of `error_entry`.
-const SAVED_BY_ERROR_ENTRY: OrcEntry = OrcEntry {
-    sp_offset: 0,
-    bp_offset: 0,
-    sp: Base::Sp,
-    bp: Base::Undefined,
-    kind: OrcType::Registers,
-    signal: true,
-};
-
 /// Finds the record for a position, and how its return address will be marked.
 fn find(
     walk: &Walk<'_, '_>,
@@ -127,7 +117,7 @@ fn find(
         false => None,
     };
     let entry = match (wrong, thunk) {
-        (true, _) => SAVED_BY_ERROR_ENTRY,
+        (true, _) => OrcEntry::REGISTERS,
         (false, Some(sp_offset)) => OrcEntry {
             sp_offset,
             ..CALLED

@@ -112,15 +112,7 @@ pub(super) fn rows(start: u64, code: &[u8]) -> Vec<Row> {
         // C functions have such instructions in their midst.
         || (!begins(makes_frame) && decode().any(|any| leaves(&any)));
     if is_entry {
-        let registers = OrcEntry {
-            sp_offset: 0,
-            bp_offset: 0,
-            sp: Base::Sp,
-            bp: Base::Undefined,
-            kind: OrcType::Registers,
-            signal: true,
-        };
-        return vec![(start, Some(registers))];
+        return vec![(start, Some(OrcEntry::REGISTERS))];
     }
     let mut frame = Frame::FIRST;
     // The frame in the function's body, which is that of code to which no jump is known.
