@@ -232,16 +232,19 @@ fn entry_of(name: &str) -> Result<String, PatternError> {
     if !(of_functions && pattern.name.is_empty()) {
         return Ok(name.to_owned());
     }
-    // Two parts are provider and function. With more, the name is the fourth, or the last of three,
-    // and empty here.
-    let (head, colons) = match name.matches(':').count() {
-        colons @ 4.. => (name.rsplit_once(':').map_or(name, |(head, _)| head), colons),
-        colons => (name, colons),
+    // The last part of three or more is the name, and empty here, unless it is a function
+    // (`syscall::read`).
+    let colons = name.matches(':').count();
+    let head = match colons {
+        4.. => name.rsplit_once(':').map_or(name, |(head, _)| head),
+        _ => name,
     };
+    let head = head.trim_end();
     let completed = match colons {
         0 => format!("kprobe:{name}:entry"),
         1 => format!("{name}:entry"),
-        _ => format!("{}entry", head.trim_end()),
+        _ if head.trim_end_matches('"').ends_with(':') => format!("{head}entry"),
+        _ => format!("{head}:entry"),
     };
     // It is longer now, perhaps too long.
     ProbePattern::parse(&completed.replace('"', ""))?;

@@ -29,6 +29,13 @@ fn expectations_are_read() {
             AtLeast,
             1,
         ),
+        (
+            "syscall::openat>=2",
+            "syscall::openat:entry",
+            None,
+            AtLeast,
+            2,
+        ),
         // All system calls, not one of the name "entry".
         ("syscall:", "syscall::entry", None, AtLeast, 1),
         (
