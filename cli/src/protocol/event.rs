@@ -83,7 +83,6 @@ impl EventLine {
 impl EventLine {
     /// Returns the event as trace(3) prints it; only entries and returns have such a line.
     pub fn trace_line(&self) -> Option<TraceLine> {
-        let number = |hex: &String| u64::from_str_radix(hex.trim_start_matches("0x"), 16);
         let (kind, values) = match self.event.as_str() {
             "entry" => (LineKind::Entry, self.args.clone().unwrap_or_default()),
             "return" => (LineKind::Exit, self.returned.iter().cloned().collect()),
@@ -91,16 +90,21 @@ impl EventLine {
         };
         let mut arguments = [0; 4];
         for (place, value) in arguments.iter_mut().zip(&values) {
-            *place = number(value).ok()?;
+            *place = number(value)?;
         }
         Some(TraceLine {
             kind,
-            pc: number(&self.pc).ok()?,
+            pc: number(&self.pc)?,
             ticks: self.tsc,
             pid: self.tid.map_or(NO_PROCESS, u64::from),
             arguments,
         })
     }
+}
+
+/// Parses an address or a value of an event.
+pub fn number(hex: &str) -> Option<u64> {
+    u64::from_str_radix(hex.strip_prefix("0x")?, 16).ok()
 }
 
 fn string(text: &ArgumentText) -> (String, Option<String>) {

@@ -6,7 +6,7 @@ use probes::provider::system_calls;
 use probes::syscall_table::{Syscall, by_name};
 
 use super::call_values;
-use crate::protocol::event::EventLine;
+use crate::protocol::event::{EventLine, number};
 use crate::protocol::trace::Traced;
 use crate::report::printable;
 
@@ -24,7 +24,7 @@ pub fn line(event: &EventLine, probe: Option<&Traced>, seconds: f64) -> String {
         "return" => write!(
             line,
             "<- {name} = {}{}{}",
-            value(event.returned.as_deref()),
+            returned(event),
             failure(event),
             late(event, probe)
         ),
@@ -54,12 +54,13 @@ fn arguments(event: &EventLine, probe: Option<&Traced>) -> String {
         let name = probe
             .and_then(|p| p.arguments.get(at))
             .filter(|n| !n.is_empty());
-        let value = match event.strings.get(&at.to_string()) {
-            Some(Some(text)) => format!("\"{}\"", printable(text)),
-            _ if let Some((call, argument)) = of_call => {
-                call_values::argument(call, argument, number(hex))
+        let signed = probe.and_then(|p| p.signed.get(at)) == Some(&true);
+        let value = match (event.strings.get(&at.to_string()), number(hex)) {
+            (Some(Some(text)), _) => format!("\"{}\"", printable(text)),
+            (_, Some(value)) if let Some((call, argument)) = of_call => {
+                call_values::argument(call, argument, value)
             }
-            _ if probe.and_then(|p| p.signed.get(at)) == Some(&true) => int(hex),
+            (_, Some(value)) if signed => int(value),
             _ => hex.clone(),
         };
         match name {
@@ -73,7 +74,9 @@ fn arguments(event: &EventLine, probe: Option<&Traced>) -> String {
 /// Returns the error of a system call that has failed.
 fn failure(event: &EventLine) -> String {
     let returned = call(event).and(event.returned.as_deref());
-    returned.map_or_else(String::new, |hex| call_values::error(number(hex)))
+    returned
+        .and_then(number)
+        .map_or_else(String::new, call_values::error)
 }
 
 /// Returns the strings that were read at the return.
@@ -92,31 +95,22 @@ fn call(event: &EventLine) -> Option<&'static Syscall> {
     is_call.then(|| by_name(&event.function)).flatten()
 }
 
-fn number(hex: &str) -> u64 {
-    u64::from_str_radix(hex.trim_start_matches("0x"), 16).unwrap_or_default()
-}
-
 /// Returns a value as C's int if that is negative: the upper half of the register is undefined.
-fn int(hex: &str) -> String {
-    let Ok(value) = u64::from_str_radix(hex.trim_start_matches("0x"), 16) else {
-        return hex.to_owned();
-    };
+fn int(value: u64) -> String {
     match value {
         0x8000_0000..=0xffff_ffff => (value as u32).cast_signed().to_string(),
         _ => value.cast_signed().to_string(),
     }
 }
 
-fn value(hex: Option<&str>) -> String {
-    let Some(hex) = hex else {
-        return "?".to_owned();
-    };
-    let number = number(hex);
-    match number {
+/// Returns the value that a call has returned.
+fn returned(event: &EventLine) -> String {
+    match event.returned.as_deref().and_then(number) {
+        None => "?".to_owned(),
         // Numbers and errors are decimal; addresses stay hexadecimal.
-        0..=0xffff_ffff => number.to_string(),
-        n if n >= 4096u64.wrapping_neg() => n.cast_signed().to_string(),
-        _ => hex.to_owned(),
+        Some(number @ 0..=0xffff_ffff) => number.to_string(),
+        Some(number) if number >= 4096u64.wrapping_neg() => number.cast_signed().to_string(),
+        Some(number) => format!("{number:#x}"),
     }
 }
 

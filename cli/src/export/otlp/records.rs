@@ -24,7 +24,7 @@ use probes::clock::{Clock, unix_ns_now};
 use super::client::Request;
 use super::{Form, Record, metrics};
 use crate::export::metrics::Metrics;
-use crate::protocol::event::EventLine;
+use crate::protocol::event::{self, EventLine};
 use crate::protocol::trace::Traced;
 
 /// The greatest number of threads with open calls. Those of threads seen longest ago are forgotten.
@@ -355,10 +355,9 @@ fn texts(values: Vec<String>) -> AnyValue {
 
 /// Returns a hexadecimal text as the number that it is.
 fn number(hexadecimal: String) -> AnyValue {
-    let digits = hexadecimal.trim_start_matches("0x");
-    match u64::from_str_radix(digits, 16) {
-        Ok(value) => int(value.cast_signed()),
-        Err(_) => text(hexadecimal),
+    match event::number(&hexadecimal) {
+        Some(value) => int(value.cast_signed()),
+        None => text(hexadecimal),
     }
 }
 

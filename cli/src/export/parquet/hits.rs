@@ -23,7 +23,7 @@ use probes::event::MAX_STATIC_ARGUMENTS;
 use trace_devices::render::{CutOff, Render};
 
 use super::{Field, Kind, Note, Table};
-use crate::protocol::event::{ClockPair, EventLine};
+use crate::protocol::event::{ClockPair, EventLine, number};
 use crate::protocol::trace::Traced;
 
 /// The number of columns of arguments, and of texts.
@@ -157,14 +157,14 @@ impl Render<Hit<'_>> for Hits {
         if let Some(comm) = &line.comm {
             table.text(COMM, comm);
         }
-        table.number(PC, number(&line.pc).unwrap_or(0));
+        table.number(PC, number(&line.pc).unwrap_or(0).cast_signed());
         if let Some(returned) = line.returned.as_deref().and_then(number) {
-            table.number(RETURNED, returned);
+            table.number(RETURNED, returned.cast_signed());
         }
         let arguments = line.args.iter().flatten().take(ARGUMENTS);
         for (place, argument) in arguments.enumerate() {
             if let Some(argument) = number(argument) {
-                table.number(ARGUMENT + place, argument);
+                table.number(ARGUMENT + place, argument.cast_signed());
             }
         }
         for (place, text) in &line.strings {
@@ -195,10 +195,4 @@ fn parts(probe: &str) -> [&str; 4] {
     let (module, rest) = rest.split_once(':').unwrap_or(("", rest));
     let (function, name) = rest.rsplit_once(':').unwrap_or((rest, ""));
     [provider, module, function, name]
-}
-
-/// Returns the number of a hexadecimal text, with its highest bit as the sign.
-fn number(text: &str) -> Option<i64> {
-    let digits = text.strip_prefix("0x")?;
-    u64::from_str_radix(digits, 16).ok().map(u64::cast_signed)
 }

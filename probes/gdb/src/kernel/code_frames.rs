@@ -106,12 +106,7 @@ fn moved(instruction: &Instruction) -> Option<i16> {
 
 /// Returns the records of the function at `start`.
 pub(super) fn rows(start: u64, code: &[u8]) -> Vec<Row> {
-    let decode = || Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter();
-    let begins = |kind: fn(&Instruction) -> bool| decode().take(FIRST).any(|first| kind(&first));
-    let is_entry = begins(is_of_entry)
-        // C functions have such instructions in their midst.
-        || (!begins(makes_frame) && decode().any(|any| leaves(&any)));
-    if is_entry {
+    if is_entry(start, code) {
         return vec![(start, Some(OrcEntry::REGISTERS))];
     }
     let mut frame = Frame::FIRST;
@@ -136,25 +131,10 @@ pub(super) fn rows(start: u64, code: &[u8]) -> Vec<Row> {
         if frame.base == Base::Bp {
             body = frame;
         }
-        let flow = instruction.flow_control();
-        if matches!(
-            flow,
-            FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch
-        ) {
-            let target = instruction.near_branch_target();
-            if target > at {
-                jumps.insert(target, frame);
-            }
+        if let Some(target) = jump_target(&instruction).filter(|target| *target > at) {
+            jumps.insert(target, frame);
         }
-        let ends = matches!(
-            flow,
-            FlowControl::Return
-                | FlowControl::UnconditionalBranch
-                | FlowControl::IndirectBranch
-                | FlowControl::Exception
-                | FlowControl::Interrupt
-        );
-        if ends {
+        if !goes_on(&instruction) {
             frame = body;
         }
         if frame != before && next < end {
@@ -162,6 +142,35 @@ pub(super) fn rows(start: u64, code: &[u8]) -> Vec<Row> {
         }
     }
     rows
+}
+
+/// Returns the address to which an instruction may jump, if it is in the instruction.
+fn jump_target(instruction: &Instruction) -> Option<u64> {
+    let jumps = matches!(
+        instruction.flow_control(),
+        FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch
+    );
+    jumps.then(|| instruction.near_branch_target())
+}
+
+/// Checks whether the instruction behind another may be executed after it.
+fn goes_on(instruction: &Instruction) -> bool {
+    !matches!(
+        instruction.flow_control(),
+        FlowControl::Return
+            | FlowControl::UnconditionalBranch
+            | FlowControl::IndirectBranch
+            | FlowControl::Exception
+            | FlowControl::Interrupt
+    )
+}
+
+/// Checks whether code is an entry into the kernel rather than a C function.
+fn is_entry(start: u64, code: &[u8]) -> bool {
+    let decode = || Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter();
+    let begins = |kind: fn(&Instruction) -> bool| decode().take(FIRST).any(|first| kind(&first));
+    // C functions have such instructions in their midst.
+    begins(is_of_entry) || (!begins(makes_frame) && decode().any(|any| leaves(&any)))
 }
 
 /// Checks whether only the code of an entry into the kernel begins with an instruction: it clears
