@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use bt::ast::{Expression, ExpressionKind, Function, ProbeKind, Script};
-use bt::library::{SCRIPTS, about};
+use bt::library::{SCRIPTS, about, needs};
 use bt::{differences, walk};
 
 use super::exporting::Exports;
@@ -145,7 +145,8 @@ pub fn scripts(args: &args::Scripts) -> Result<(), Failure> {
         for (name, text) in SCRIPTS {
             let about = about(text);
             let about = about.split_once(" - ").map_or(about, |(_, about)| about);
-            writeln!(out, "{name:16} {about}").to_output()?;
+            let needs = needs(text).map(|needs| format!(" (needs {needs})"));
+            writeln!(out, "{name:16} {about}{}", needs.unwrap_or_default()).to_output()?;
         }
         return Ok(());
     };

@@ -76,3 +76,24 @@ pub fn about(script: &str) -> &str {
     let mut said = lines.filter(|line| line.contains(" - ") && !line.starts_with("#!"));
     said.next().unwrap_or_default()
 }
+
+/// Returns the features of a kernel that a script names as its needs in its first comment:
+/// `tracepoints and IPv6`.
+#[must_use]
+pub fn needs(script: &str) -> Option<&str> {
+    let (_, after) = script.split_once("Needs a kernel with ")?;
+    after.split_once('.').map(|(needs, _)| needs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_name_tracepoints_as_their_need() {
+        for (name, script) in SCRIPTS {
+            let named = needs(script).is_some_and(|needs| needs.contains("tracepoints"));
+            assert_eq!(named, script.contains("\ntracepoint:"), "{name}");
+        }
+    }
+}
