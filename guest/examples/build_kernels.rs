@@ -1,4 +1,4 @@
-//! Builds, or finds, the two kernels and prints where they are: `build_kernels [small|rich]...`.
+//! Builds, or finds, kernels and prints where they are: `build_kernels [small|rich|pc]...`.
 
 use guest::build::kernel;
 use guest::{Cache, Terminal};
@@ -10,7 +10,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let kernel = match name.as_str() {
             "small" => kernel::small(&cache, &progress)?,
             "rich" => kernel::rich(&cache, &progress)?,
-            other => return Err(format!("no kernel is called {other}; small and rich are").into()),
+            "pc" => kernel::pc(&cache, &progress)?,
+            other => {
+                let wrong = format!("no kernel is called {other}; small, rich and pc are");
+                return Err(wrong.into());
+            }
         };
         println!("{}", kernel.vmlinux().display());
     }
