@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Keeps the times of sources with what was compiled of them, so that the next checkout compiles no
-more than what differs.
+"""Keeps the times of sources with what was compiled of them, so that the next run of the checks
+compiles no more than what differs: `source_times.py record|restore FILE`.
 
 Cargo compiles a crate again if a file of it is newer than the crate's last build, and a checkout
 makes all files new. `record` writes down each file's content, as a hash, and its time. `restore`

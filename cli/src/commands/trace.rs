@@ -4,7 +4,6 @@
 //! However it ends, by Ctrl-C or killed, the machine sees the connection close and removes the
 //! traps.
 
-use std::collections::BTreeMap;
 #[cfg(feature = "export")]
 use std::io::IsTerminal;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -255,8 +254,8 @@ fn follow(
     advice: Option<String>,
 ) -> Result<(), Failure> {
     let mut traced: Vec<Traced> = Vec::new();
-    // By the probe's index.
-    let mut recorded: BTreeMap<usize, u64> = BTreeMap::new();
+    // The number of events of each probe.
+    let mut recorded: Vec<u64> = Vec::new();
     let until = match lines.duration {
         Some(_) => "",
         None => "; end with Ctrl-C",
@@ -285,6 +284,7 @@ fn follow(
                     let ClockPair { tsc, unix_ns } = clock;
                     say(format_args!("TSC {tsc} is {unix_ns} ns since 1970"));
                 }
+                recorded = vec![0; probes.len()];
                 traced = probes;
                 shown.writer = Writer::new(format, hz);
                 shown.writer.begin(clock)?;
@@ -293,10 +293,13 @@ fn follow(
             Line::More { probe } => {
                 say(format_args!("tracing {}", probe.name));
                 traced.push(probe);
+                recorded.push(0);
             }
             Line::Event { probe, event } => {
                 shown.writer.line(&event, traced.get(probe))?;
-                *recorded.entry(probe).or_default() += 1;
+                if let Some(recorded) = recorded.get_mut(probe) {
+                    *recorded += 1;
+                }
                 shown.exports.hit(probe, event, &traced);
             }
             Line::Counts { counts, hits } => shown.exports.trace_counts(&counts, &traced, &hits),
@@ -327,13 +330,13 @@ fn follow(
 }
 
 /// Reports the hits of each probe, and how many of them became events if those are not all.
-fn tell_hits(traced: &[Traced], hits: &[u64], recorded: &BTreeMap<usize, u64>) {
-    let counts = traced.iter().zip(hits).enumerate();
-    let counts = counts.filter(|(_, (_, hits))| **hits > 0);
-    for (index, (probe, hits)) in counts.take(MOST_COUNTS) {
-        let of_them = match recorded.get(&index).copied().unwrap_or_default() {
-            recorded if recorded == *hits => String::new(),
-            recorded => format!(", {recorded} recorded"),
+fn tell_hits(traced: &[Traced], hits: &[u64], recorded: &[u64]) {
+    let counts = traced.iter().zip(hits).zip(recorded);
+    let counts = counts.filter(|((_, hits), _)| **hits > 0);
+    for ((probe, hits), recorded) in counts.take(MOST_COUNTS) {
+        let of_them = match recorded == hits {
+            true => String::new(),
+            false => format!(", {recorded} recorded"),
         };
         say(format_args!("{hits:>10} {}{of_them}", probe.name));
     }
