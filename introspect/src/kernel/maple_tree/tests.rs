@@ -166,6 +166,7 @@ fn trees_of_all_shapes_are_walked_and_searched() {
         .map(|i| (i * 10 + 3 * (i % 2), i * 10 + 9))
         .collect();
     let (pairs, entries) = pairs(&ranges);
+    let layout = layout();
     for (size, inner) in [
         (16, ARANGE),
         (15, ARANGE),
@@ -178,12 +179,12 @@ fn trees_of_all_shapes_are_walked_and_searched() {
         let root = write_tree(&mut guest, node(0), size, inner, &pairs);
         guest.words(ROOT, &[root]);
         guest.look(|view| {
-            let walk = layout().entries(view, Gva(TREE));
+            let walk = layout.entries(view, Gva(TREE));
             assert_eq!(walk.error, None, "{size} {inner}");
             assert_eq!(walk.items, entries, "{size} {inner}");
             for index in (0..2100).chain([u64::MAX]) {
                 let expected = entries.iter().find(|e| e.first <= index && index <= e.last);
-                let found = layout().find(view, Gva(TREE), index);
+                let found = layout.find(view, Gva(TREE), index);
                 assert_eq!(found, Ok(expected.copied()), "{size} {inner} {index}");
             }
         });

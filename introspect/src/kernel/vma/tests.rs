@@ -228,7 +228,9 @@ fn areas_are_listed_and_found_in_all_eras() {
                 .map(|a| (a[0], a[1], a[2], (a[4] != 0).then_some(Gva(a[4]))))
                 .collect();
             assert_eq!(found, expected);
-            for address in (0..0x8000_0000).step_by(0x800).chain([u64::MAX]) {
+            let ends = walk.items.iter().flat_map(|v| [v.start, v.end]);
+            let around = ends.flat_map(|end| [end - 1, end, end + 0x800]);
+            for address in around.chain([0, 0x7fff_f800, u64::MAX]) {
                 let expected = walk.items.iter().find(|v| v.contains(address)).copied();
                 assert_eq!(
                     layout.find(view, Gva(MM), address),
