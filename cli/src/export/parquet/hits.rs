@@ -109,6 +109,13 @@ impl Hits {
         })
     }
 
+    /// Makes its groups full at so many rows.
+    #[cfg(test)]
+    pub(super) fn with_groups_of(mut self, rows: usize) -> Self {
+        self.table.most_rows = rows;
+        self
+    }
+
     fn notes(&self) -> Vec<Note> {
         let arguments = serde_json::to_string(&self.arguments).unwrap_or_default();
         vec![

@@ -46,6 +46,8 @@ pub struct Table {
     columns: Vec<Column>,
     /// The rows of the open group.
     rows: usize,
+    /// The rows at which it is full.
+    most_rows: usize,
     /// The offset in the file at which each written group ends, and the rows until there.
     ends: Vec<(u64, u64)>,
 }
@@ -73,6 +75,7 @@ impl Table {
             writer: writer.map_err(failed)?,
             columns: fields.iter().map(Column::new).collect(),
             rows: 0,
+            most_rows: GROUP_ROWS,
             ends: Vec::new(),
         })
     }
@@ -106,7 +109,7 @@ impl Table {
         self.rows += 1;
         let bytes = || self.columns.iter().map(Column::bytes).sum::<usize>();
         let is_large = self.rows.is_multiple_of(LOOK_ROWS) && bytes() >= GROUP_BYTES;
-        match self.rows >= GROUP_ROWS || is_large {
+        match self.rows >= self.most_rows || is_large {
             true => self.write_group(out),
             false => Ok(()),
         }

@@ -15,6 +15,9 @@ use super::*;
 use crate::protocol::event::{ClockPair, EventLine};
 use crate::protocol::trace::Traced;
 
+/// The rows of a group here. A usual one takes seconds to write without optimization.
+const MOST_ROWS: usize = 1 << 10;
+
 /// Returns the rows of a file as JSON, and its metadata.
 fn rows(file: Vec<u8>) -> (Vec<serde_json::Value>, BTreeMap<String, String>) {
     let reader = SerializedFileReader::new(Bytes::from(file)).unwrap();
@@ -64,7 +67,8 @@ fn hits(lines: &[EventLine]) -> (Hits, Vec<u8>) {
         tsc: 1000,
         unix_ns: 1_000_000_000_000_000_000,
     };
-    let (mut hits, mut file) = (Hits::new(pair, 1_000_000_000).unwrap(), Vec::new());
+    let hits = Hits::new(pair, 1_000_000_000).unwrap();
+    let (mut hits, mut file) = (hits.with_groups_of(MOST_ROWS), Vec::new());
     for line in lines {
         let probe = Some(&probe);
         hits.record(&Hit { line, probe }, &mut file).unwrap();
@@ -116,7 +120,7 @@ fn a_table_without_rows_is_a_file() {
 
 #[test]
 fn rows_are_held_for_one_group_and_none_is_lost_between_groups() {
-    let lines: Vec<EventLine> = (0..GROUP_ROWS as u64 + 3).map(entry).collect();
+    let lines: Vec<EventLine> = (0..MOST_ROWS as u64 + 3).map(entry).collect();
     let (mut hits, mut file) = hits(&lines);
     assert!(!file.is_empty());
     hits.finish(&mut file).unwrap();
@@ -132,10 +136,10 @@ fn rows_are_held_for_one_group_and_none_is_lost_between_groups() {
 
 #[test]
 fn a_file_that_is_cut_off_keeps_its_whole_groups() {
-    let lines: Vec<EventLine> = (0..2 * GROUP_ROWS as u64 + 3).map(entry).collect();
+    let lines: Vec<EventLine> = (0..2 * MOST_ROWS as u64 + 3).map(entry).collect();
     let (hits, file) = hits(&lines);
     let whole = file.len() as u64;
-    let groups = GROUP_ROWS as u64;
+    let groups = MOST_ROWS as u64;
     for (intact, lost) in [
         (whole, 3),
         (whole + 1, 3),
