@@ -260,6 +260,12 @@ impl Running {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Makes the pipe of the command's output hold so many bytes only.
+    pub fn shrink_output(&self, bytes: usize) {
+        let output = self.child.as_ref().unwrap().stdout.as_ref().unwrap();
+        rustix::pipe::fcntl_setpipe_size(output, bytes).unwrap();
+    }
+
     /// Reads `count` lines of the command's output, while it runs on.
     pub fn read_lines(&mut self, count: usize) -> Vec<String> {
         let output = self.child.as_mut().unwrap().stdout.as_mut().unwrap();
