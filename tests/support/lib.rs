@@ -16,6 +16,7 @@ pub mod compiled;
 pub mod crashes;
 pub mod crowd;
 pub mod data;
+pub mod disks;
 pub mod hits;
 pub mod host;
 mod kept;

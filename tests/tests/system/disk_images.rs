@@ -6,13 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use devices::virtio::blk::{self, ImageOptions};
-use support::linux::BootOptions;
-use support::shell::{COMMAND_LIMIT, full_initramfs};
-use support::{Kernel, Linux, Shell, host};
-use vmm::machine::{DiskConfig, Overlay, VirtioConfig};
+use support::shell::COMMAND_LIMIT;
+use support::{Kernel, Shell, disks, host};
+use vmm::machine::{DiskConfig, Overlay};
 
-/// The size of each disk in bytes.
-const DISK: usize = 512 << 10;
 /// A place in the middle of a sector, and one in another cluster.
 const PLACES: [usize; 2] = [300_001, 400_001];
 
@@ -78,7 +75,7 @@ fn writes_go_to_qcow2_and_overlays_and_a_snapshot_holds_the_overlays() {
     let host = host!();
     let place = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     let folder = place.path();
-    let pattern: Vec<u8> = (0..DISK as u32 / 4)
+    let pattern: Vec<u8> = (0..disks::SIZE as u32 / 4)
         .flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes())
         .collect();
     fs::write(folder.join("raw"), &pattern).unwrap_or_else(|e| panic!("{e}"));
@@ -92,26 +89,12 @@ fn writes_go_to_qcow2_and_overlays_and_a_snapshot_holds_the_overlays() {
         ..DiskConfig::new(folder.join(name), false)
     };
     let kept = Overlay::Kept(folder.join("kept.qcow2"));
-    let disks = vec![
+    let disks = [
         disk("top.qcow2", None),
         disk("raw", Some(kept)),
         disk("raw", Some(Overlay::Temporary)),
     ];
-    let linux = Linux::boot(
-        host,
-        &BootOptions {
-            kernel: Kernel::small(),
-            initramfs: Some(&full_initramfs()),
-            command_line: &guest::build::kernel::cmdline(),
-            cpus: 1,
-            protocol: None,
-            virtio: VirtioConfig {
-                disks,
-                ..VirtioConfig::default()
-            },
-        },
-    );
-    let shell = Shell::at_prompt(linux);
+    let shell = disks::guest(host, &disks);
     assert_eq!(
         tell(
             &shell,

@@ -343,7 +343,7 @@ fn a_restored_linux_is_judged_by_what_its_processes_do() {
 }
 
 #[test]
-fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
+fn a_panic_is_told_with_its_place_registers_console_stack_and_last_events() {
     let _ = host!();
     let world = World::new();
     let words = [
@@ -384,6 +384,7 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
         "swapper/0       kprobe:vmlinux:vfs_mknod:entry\n",
     ];
     assert_parts(&ended.stderr, &told);
+    assert_parts(&ended.stderr, &["rip is 0x", "rax ", "cr3 "]);
     assert_parts(&xml, &told);
     assert_parts(
         &xml,
@@ -410,6 +411,10 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
     let last = ended.stderr.lines().last().unwrap_or_default();
     assert_parts(
         last,
-        &["exotrace: guest kernel panic on vCPU 0: VFS: Unable to mount root"],
+        &[
+            "exotrace: guest kernel panic on vCPU 0: VFS: Unable to mount root fs on unknown-block(0,0), ",
+            "called from 0x",
+            "mount_block_root",
+        ],
     );
 }
