@@ -1,4 +1,4 @@
-//! A guest with three small disks that nothing has read, booted once and kept in the cache. A copy
+//! A guest with three small disks that nothing has mounted, booted once and kept in the cache. A copy
 //! gets images of its own.
 
 use std::fs::File;
@@ -33,7 +33,7 @@ pub fn guest(host: &Host, disks: &[DiskConfig; DISKS]) -> Shell {
     Shell::restore_with(host, Kernel::small(), &folder, disks)
 }
 
-/// Makes a disk to boot with.
+/// Makes an empty disk to boot with.
 fn empty(number: usize) -> DiskConfig {
     let path = cache().root().join(format!("empty{number}.disk"));
     let made = File::create(&path).and_then(|file| file.set_len(SIZE as u64));

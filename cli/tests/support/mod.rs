@@ -260,7 +260,7 @@ impl Running {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Makes the pipe of the command's output hold so many bytes only.
+    /// Shrinks the pipe of the command's output to this many bytes.
     pub fn shrink_output(&self, bytes: usize) {
         let output = self.child.as_ref().unwrap().stdout.as_ref().unwrap();
         rustix::pipe::fcntl_setpipe_size(output, bytes).unwrap();

@@ -89,12 +89,12 @@ fn writes_go_to_qcow2_and_overlays_and_a_snapshot_holds_the_overlays() {
         ..DiskConfig::new(folder.join(name), false)
     };
     let kept = Overlay::Kept(folder.join("kept.qcow2"));
-    let disks = [
+    let images = [
         disk("top.qcow2", None),
         disk("raw", Some(kept)),
         disk("raw", Some(Overlay::Temporary)),
     ];
-    let shell = disks::guest(host, &disks);
+    let shell = disks::guest(host, &images);
     assert_eq!(
         tell(
             &shell,

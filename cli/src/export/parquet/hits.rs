@@ -109,7 +109,7 @@ impl Hits {
         })
     }
 
-    /// Makes its groups full at so many rows.
+    /// Sets the number of rows of a full group.
     #[cfg(test)]
     pub(super) fn with_groups_of(mut self, rows: usize) -> Self {
         self.table.most_rows = rows;

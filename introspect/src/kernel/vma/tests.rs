@@ -228,6 +228,7 @@ fn areas_are_listed_and_found_in_all_eras() {
                 .map(|a| (a[0], a[1], a[2], (a[4] != 0).then_some(Gva(a[4]))))
                 .collect();
             assert_eq!(found, expected);
+            // On both sides of each start and end, and far from all areas.
             let ends = walk.items.iter().flat_map(|v| [v.start, v.end]);
             let around = ends.flat_map(|end| [end - 1, end, end + 0x800]);
             for address in around.chain([0, 0x7fff_f800, u64::MAX]) {
