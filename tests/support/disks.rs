@@ -1,5 +1,5 @@
-//! A guest with three small disks that nothing has mounted, booted once and kept in the cache. A copy
-//! gets images of its own.
+//! A guest with three small disks that nothing has mounted, booted once and kept in the cache. A
+//! copy gets images of its own.
 
 use std::fs::File;
 
